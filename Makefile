@@ -1,0 +1,35 @@
+# make demo | make test | make check | make bench     PYTHON= chooses the interpreter
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS ?= data,plot
+# With the wheels of plan-cuda installed and no GPU, jax prints a long plugin error at
+# every start unless this is set.
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: install demo test check bench clean
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS)]" --group test
+	touch $@
+
+demo: install
+	$(BIN)/python examples/digits.py $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+check:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS)]" --group dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+bench: install
+	$(BIN)/python benchmarks/memory.py && $(BIN)/python benchmarks/conv.py
+
+clean:
+	rm -rf $(VENV)

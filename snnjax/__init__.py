@@ -1,0 +1,11 @@
+"""Deep spiking networks in JAX: the same gradients in a fraction of the memory."""
+
+from importlib.metadata import version as _version
+
+from . import layer as layer
+from . import memopt as memopt
+from . import models as models
+from . import neuron as neuron
+from . import surrogate as surrogate
+
+__version__ = _version("snnjax")

@@ -1,0 +1,64 @@
+"""Ties between values that XLA cannot undo: nothing starts before it is due.
+
+XLA is free to run a recomputation right after the forward pass, which saves nothing,
+and to allocate a buffer of zeros when the program starts. Two ties hold it back, and
+both are needed (design 4.1): a data dependency, which XLA's CPU compiler respects while
+it deletes barriers, and an optimization barrier, which is what works on a GPU.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._types import Array
+
+
+def gate(residuals: Any, cotangents: Any) -> tuple[Any, Any]:
+    """Returns both trees unchanged in value; no residual is usable before a cotangent.
+
+    Args:
+        residuals: pytree of arrays, PRNG keys included.
+        cotangents: pytree of arrays with at least one of floating dtype.
+    """
+    no = never(cotangents)
+    return _barrier((jax.tree.map(lambda a: _tie(a, no), residuals), cotangents))
+
+
+def start_after(a: Array, due: Array) -> Array:
+    """`a`, where `a` may be a constant, allocated no earlier than `due` exists."""
+    return a + never(due).astype(a.dtype)
+
+
+def never(tree: Any) -> Array:
+    """A scalar that is always False; XLA cannot know, since it depends on the data.
+
+    On all the data: a leaf that is a constant zero would let XLA fold it.
+    """
+    leaves = jax.tree.leaves(tree)
+    floats = [a for a in leaves if jnp.issubdtype(a.dtype, jnp.inexact) and a.size]
+    a = sum(a.reshape(-1)[0].real.astype(jnp.float32) for a in floats)
+    return jnp.isnan(a) & jnp.isinf(a)
+
+
+def _tie(a: Array, never: Array) -> Array:
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        data = _tie(jax.random.key_data(a), never)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
+    return jnp.where(never, jnp.zeros_like(a), a)
+
+
+def _barrier(tree: Any) -> Any:
+    """`lax.optimization_barrier` on what it accepts: no keys, no float0."""
+    leaves, structure = jax.tree.flatten(tree)
+    through = [i for i, a in enumerate(leaves) if _passes(a)]
+    for i, a in zip(through, lax.optimization_barrier([leaves[i] for i in through])):
+        leaves[i] = a
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _passes(a: Any) -> bool:
+    return a.dtype != jax.dtypes.float0 and not jnp.issubdtype(
+        a.dtype, jax.dtypes.extended
+    )

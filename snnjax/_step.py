@@ -1,0 +1,27 @@
+"""One training step of an nnx model: loss, gradient, update."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from ._types import Array
+
+Loss = Callable[..., Array]
+
+
+def make_step(loss: Loss) -> Callable[..., Array]:
+    """A step `(model, optimizer, *batch) -> loss` that updates both in place.
+
+    Compile it with `nnx.jit(make_step(loss), donate_argnums=(0, 1))`.
+
+    Args:
+        loss: `loss(model, *batch)`, a scalar.
+    """
+
+    def step(model: nnx.Module, optimizer: nnx.Optimizer, *batch: Any) -> Array:
+        value, gradients = nnx.value_and_grad(loss)(model, *batch)
+        optimizer.update(model, gradients)
+        return value
+
+    return step

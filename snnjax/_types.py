@@ -1,0 +1,35 @@
+"""Shared vocabulary: array aliases and the checks on the time-major layout.
+
+Time-major, channels-last everywhere: `[time, batch, height, width, channel]` for
+images, `[time, batch, feature]` for vectors.
+"""
+
+import jax
+
+Array = jax.Array
+
+
+def check_time_major(x: Array, name: str, layout: str) -> None:
+    """Raises unless `x` has the rank of `layout` and at least one time step.
+
+    Args:
+        x: the array that came.
+        name: what the caller calls it.
+        layout: names of the axes, such as `"time batch height width channel"`; a last
+            name `...` allows any number of further axes.
+    """
+    axes = layout.split()
+    rank = len(axes) - (axes[-1] == "...")
+    right = x.ndim >= rank if axes[-1] == "..." else x.ndim == rank
+    shape, wanted = tuple(x.shape), ", ".join(axes)
+    if not right:
+        raise ValueError(
+            f"`{name}` has shape {shape} of rank {x.ndim}; allowed is [{wanted}]. A "
+            "single time step needs a leading axis, `x[None]`; channels-first arrays "
+            "need `jnp.moveaxis(x, 2, -1)`."
+        )
+    if x.shape[0] == 0:
+        raise ValueError(
+            f"`{name}` has shape {shape}, without a single time step; axis 0 is time "
+            f"([{wanted}]) and must be at least 1."
+        )

@@ -1,0 +1,118 @@
+"""GC segments of nnx modules, with every parameter path as it was.
+
+A segment is the module itself with another class: a subclass made on the fly, so that
+attributes, paths, Variables and `isinstance` stay. Its call is a pure function of the
+module's variables (`_segment.py`); what the call changed, such as batch statistics and
+random counters, is an output of that function and is written back once.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from flax import nnx
+
+from .._types import Array
+from ._compress import BaseSpikeCompressor
+from ._model import subclassed
+from ._segment import gc_segment
+
+
+class GCContainer(nnx.Module):
+    """Marks a module whose call is a GC segment."""
+
+    x_compressor: BaseSpikeCompressor
+
+
+def make_gc(module: nnx.Module, compressor: BaseSpikeCompressor) -> None:
+    """Turns `module` into a GC segment, in place; the class is what changes."""
+    module.x_compressor = compressor
+    subclassed(module, _gc_class(type(module)))
+
+
+@functools.cache
+def _gc_class(cls: type[nnx.Module]) -> type[GCContainer]:
+    """The subclass of `cls` whose call is a segment; the same one every time."""
+
+    def call(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
+        return _call_segment(cls, self, x, args, kwargs)
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return _revive, (cls,), vars(self)
+
+    body = {"__call__": call, "__reduce__": reduce, "__module__": cls.__module__}
+    return type(nnx.Module)(f"GCContainer[{cls.__name__}]", (GCContainer, cls), body)
+
+
+def _revive(cls: type[nnx.Module]) -> Any:
+    """For copy and pickle, which cannot find a class made on the fly."""
+    return object.__new__(_gc_class(cls))
+
+
+def _call_segment(
+    cls: type[nnx.Module],
+    self: GCContainer,
+    x: Array,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    graphdef, state = nnx.split(self)
+    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
+    _check_arguments(cls, x, leaves)
+    arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, jax.Array)}
+
+    def run(x: Array, state: nnx.State, arrays: dict[int, Array]) -> Any:
+        module = nnx.merge(graphdef, state, copy=True)
+        merged = [arrays.get(i, a) for i, a in enumerate(leaves)]
+        args, kwargs = jax.tree.unflatten(structure, merged)
+        y = cls.__call__(module, x, *args, **kwargs)
+        return y, _changes(cls, graphdef, state, module)
+
+    y, changes = gc_segment(run, self.x_compressor)(x, state, arrays)
+    nnx.update(self, changes)
+    return y
+
+
+def _changes(
+    cls: type[nnx.Module], graphdef: Any, before: nnx.State, module: nnx.Module
+) -> nnx.State:
+    """The variables that a call gave another value; only these need writing back."""
+    after_graphdef, after = nnx.split(module)
+    if after_graphdef != graphdef:
+        raise ValueError(
+            f"calling {cls.__name__} inside a segment added, removed or changed an "
+            "attribute of the module. A segment writes back values of variables that "
+            "exist beforehand: make them in `__init__`, or leave this module out of "
+            "the targets."
+        )
+    old = dict(nnx.to_flat_state(before))
+    changed = [
+        (path, variable)
+        for path, variable in nnx.to_flat_state(after)
+        if not _same(variable, old[path])
+    ]
+    return nnx.from_flat_state(changed)
+
+
+def _same(a: Any, b: Any) -> bool:
+    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
+
+
+def _is_nnx(a: Any) -> bool:
+    return isinstance(a, nnx.Pytree | nnx.Variable)
+
+
+def _check_arguments(cls: type[nnx.Module], x: Any, others: list[Any]) -> None:
+    if not isinstance(x, jax.Array):
+        raise ValueError(
+            f"{cls.__name__} is a segment and takes one array [time, batch, ...] as "
+            f"its first positional argument; {type(x).__name__} came."
+        )
+    nodes = [type(a).__name__ for a in others if _is_nnx(a)]
+    if nodes:
+        raise ValueError(
+            f"{cls.__name__} is a segment and takes arrays and plain values; "
+            f"{', '.join(nodes)} came, whose updates would be lost. Give it to the "
+            "module's `__init__` instead."
+        )

@@ -1,0 +1,294 @@
+"""Compiles a traced step for a described GPU that is not there, in a child process.
+
+The step is lowered here, for CUDA, which needs no plugin and no GPU; the child
+(`_deviceless_worker.py`) compiles it with jax's CUDA plugin and an environment of its
+own, since JAX_PLATFORMS is process-wide and a compiler can hang or die. Left out:
+steps over several devices, and the workspace that cuDNN would ask for on a real card.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.extend.core
+
+from ._deviceless_worker import FIGURES, compile_lowered, read_dump
+from ._devices import DeviceSpec, target_config
+
+# -P: the folder of the worker must not shadow modules of the same name.
+_WORKER = (sys.executable, "-P", str(Path(__file__).with_name("_deviceless_worker.py")))
+_PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+_INSTALL = 'pip install "snnjax[plan-cuda]"'
+_NO_WHEELS = (
+    "Compiling for a GPU that is not there needs jax's CUDA compiler, without a GPU or "
+    f"a driver, and it is not installed here ({{missing}}). Do: {_INSTALL}"
+)
+# Lines of XLA's logging, which say nothing about a failure.
+_NOISE = re.compile(r"[IW]\d{4} |WARNING: All log messages|\s*$")
+# What XLA says where the nvcc wheel is missing, by version of jaxlib.
+_NO_PTXAS = re.compile(r"No PTX compilation|libdevice not found|find (\S+ )*ptxas")
+# jax.export lists the custom calls that stay stable over versions. Here the module is
+# compiled at once by the version that wrote it, so every one will do (Triton's too).
+_ANY_CUSTOM_CALL = jax.export.DisabledSafetyCheck.custom_call("ALL")
+
+
+class MeasureError(RuntimeError):
+    """A step could not be measured; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledMemory:
+    """What XLA says about a compiled program: bytes, and the module if asked for.
+
+    `hlo` is a serialized HloProto: the scheduled module and its buffer assignment.
+    """
+
+    temp_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    hlo: bytes | None = None
+
+
+@contextlib.contextmanager
+def described(spec: DeviceSpec) -> Iterator[None]:
+    """Tells jax, while it traces, that the step is for the GPU that `spec` describes.
+
+    From jax 0.12, Pallas asks for it where no GPU is there.
+    """
+    if not jax.sharding.get_abstract_mesh().empty:  # the user's own mesh holds
+        yield
+        return
+    device = jax.sharding.AbstractDevice(spec.description, spec.sm_count, "gpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        yield
+
+
+def compile_here(
+    traced: jax.stages.Traced, compiler_options: Mapping[str, Any], keep_hlo: bool
+) -> CompiledMemory:
+    """Compiles for the backend that jax uses now, in this process.
+
+    Args:
+        traced: The traced step.
+        compiler_options: XLA's options.
+        keep_hlo: Whether to bring back the compiled module.
+
+    Returns:
+        XLA's figures.
+
+    Raises:
+        MeasureError: The backend has no figures, or left no module.
+    """
+    with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
+        folder = Path(name)
+        dump = folder if keep_hlo else None
+        figures = compile_lowered(traced.lower(), compiler_options, dump)
+        return _memory(figures, _kept_hlo(dump), f"The {jax.default_backend()} backend")
+
+
+def compile_deviceless(
+    traced: jax.stages.Traced,
+    spec: DeviceSpec,
+    compiler_options: Mapping[str, Any],
+    keep_hlo: bool,
+    time_limit: float,
+) -> CompiledMemory:
+    """Compiles for the GPU that `spec` describes, in a child process.
+
+    Args:
+        traced: The traced step; its donated arguments stay donated.
+        spec: The GPU.
+        compiler_options: XLA's options.
+        keep_hlo: Whether to bring back the compiled module.
+        time_limit: Seconds after which the child is stopped.
+
+    Returns:
+        XLA's figures.
+
+    Raises:
+        ImportError: The CUDA wheels are not installed.
+        MeasureError: The step cannot be exported, or the child failed, hung, or wrote
+            something else than a result.
+    """
+    _check_wheels()
+    exported = _export(traced)
+    with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
+        folder = Path(name)
+        request = _request(traced, exported) | {
+            "target": target_config(spec),
+            "compiler_options": dict(compiler_options),
+            "dump": keep_hlo,
+            "alarm_seconds": math.ceil(time_limit) + 10,
+        }
+        (folder / "request.json").write_text(json.dumps(request))
+        (folder / "module.bin").write_bytes(exported.mlir_module_serialized)
+        _run_child(folder, spec.name, time_limit)
+        figures = _read_result(folder, spec.name)
+        hlo = _kept_hlo(folder if keep_hlo else None)
+        return _memory(figures, hlo, f"The compiler for {spec.name}")
+
+
+def _check_wheels() -> None:
+    if not any(map(_importable, _PLUGINS)):
+        raise ImportError(_NO_WHEELS.format(missing="no jax-cuda12-plugin"))
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
+
+
+def _export(traced: jax.stages.Traced) -> jax.export.Exported:
+    run = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
+
+    def step(*leaves: jax.Array) -> list[jax.Array]:
+        return run(*leaves)
+
+    step.__name__ = traced.fun_name
+    leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.jaxpr.in_avals]
+    export = jax.export.export(
+        jax.jit(step), platforms=["cuda"], disabled_checks=[_ANY_CUSTOM_CALL]
+    )
+    try:
+        exported = export(*leaves)
+    except Exception as error:
+        raise MeasureError(
+            f"The step {traced.fun_name!r} cannot be lowered for a CUDA GPU: {error}\n"
+            "Take out callbacks (jax.debug.print too) and operations that exist on "
+            "the CPU only, or measure on the present backend with `device=None`."
+        ) from error
+    if exported.nr_devices != 1:
+        raise MeasureError(
+            f"The step {traced.fun_name!r} is laid out over {exported.nr_devices} "
+            "devices; a `device` by name is one GPU. Measure the step of one of them, "
+            "with its share of the batch, or use `device=None`."
+        )
+    return exported
+
+
+def _request(traced: jax.stages.Traced, exported: jax.export.Exported) -> dict:
+    # Arguments that the step does not use are left out, as jax.jit leaves them out.
+    kept = exported.module_kept_var_idx
+    donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
+    return {
+        "name": traced.fun_name,
+        "inputs": [_type(exported.in_avals[i]) for i in kept],
+        "outputs": [_type(aval) for aval in exported.out_avals],
+        "donated": [place for place, i in enumerate(kept) if donated[i]],
+    }
+
+
+def _type(aval: Any) -> tuple[tuple[int, ...], str]:
+    # A typed key is an array of integers to the compiler.
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        aval = jax.eval_shape(jax.random.key_data, struct)
+    return aval.shape, str(aval.dtype)
+
+
+def _child_environment() -> dict[str, str]:
+    # JAX_PLATFORMS=cpu keeps the plugin from looking for a driver. A cached executable
+    # would leave no module behind.
+    cpu = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return os.environ | cpu
+
+
+def _run_child(folder: Path, name: str, time_limit: float) -> None:
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            [*_WORKER, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_child_environment(),
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(time_limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(child)
+    if code is None:
+        raise _failure(folder, name, f"did not finish within `time_limit`={time_limit}")
+    if code:
+        raise _failure(folder, name, _ending(code))
+
+
+def _end(child: subprocess.Popen) -> None:
+    # The whole group: ptxas, which the compiler starts, must not outlive it.
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # all of it has ended already
+        pass
+    child.wait()
+
+
+def _ending(code: int) -> str:
+    if code > 0:
+        return f"ended with exit status {code}"
+    if -code == signal.SIGKILL:
+        return "was killed (SIGKILL; the machine may be out of memory)"
+    return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+
+
+def _read_result(folder: Path, name: str) -> dict[str, int]:
+    try:
+        figures = json.loads((folder / "result.json").read_text())
+        return {key: int(figures[key]) for key in FIGURES} if figures else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        failure = _failure(folder, name, "ended without a result that can be read")
+        raise failure from None
+
+
+def _failure(folder: Path, name: str, what: str) -> Exception:
+    log = (folder / "log").read_text(errors="replace")
+    if _NO_PTXAS.search(log):
+        return ImportError(_NO_WHEELS.format(missing="no nvidia-cuda-nvcc-cu12"))
+    lines = [line for line in log.splitlines() if not _NOISE.match(line)]
+    last_words = "\n".join(f"    {line[:300]}" for line in lines[-12:])
+    return MeasureError(
+        f"Compiling for `device`={name!r} failed: the compiler process {what}. Its "
+        f"last words:\n{last_words or '    (none)'}\n"
+        "Raise `time_limit` if it was slow, free memory if it was killed, see that "
+        f"jax, jaxlib and the CUDA wheels have one version ({_INSTALL}), or measure on "
+        "the present backend with `device=None`."
+    )
+
+
+def _kept_hlo(dump: Path | None) -> bytes | None:
+    if dump is None:
+        return None
+    hlo = read_dump(dump)
+    if hlo is None:
+        raise MeasureError(
+            "`timeline`: XLA left no compiled module to read. Turn off jax's "
+            "compilation cache (jax_enable_compilation_cache), or pass timeline=False."
+        )
+    return hlo
+
+
+def _memory(figures: Mapping[str, int], hlo: bytes | None, who: str) -> CompiledMemory:
+    if not figures:
+        raise MeasureError(
+            f"{who} reports no memory figures (memory_analysis() is None). Measure for "
+            'a GPU by name, for example `device="h200"`, or on the CPU.'
+        )
+    return CompiledMemory(**{f"{k}_bytes": figures[k] for k in FIGURES}, hlo=hlo)

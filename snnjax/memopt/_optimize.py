@@ -1,0 +1,177 @@
+"""The public entry: model and example batch in, plan or segmented model out."""
+
+import time
+from typing import Any, Literal, TypeVar, overload
+
+import jax
+import optax
+from flax import nnx
+
+from .._step import Loss
+from .._types import Array
+from ._apply import apply_plan, fingerprint
+from ._boundary import boundaries
+from ._plan import Plan
+from ._profile import with_figures
+from ._summary import MemOptSummary, summarize
+from ._targets import (
+    Targets,
+    check_batch,
+    check_device,
+    check_level,
+    find_targets,
+    plan_segment,
+)
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+
+def make_plan(
+    net: nnx.Module,
+    instance: Targets,
+    batch: tuple[Any, ...] | None,
+    *,
+    loss: Loss | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    level: int = 1,
+    compress_x: bool = True,
+    unchecked: bool = False,
+    device: str | None = None,
+) -> Plan:
+    """Decides which modules become GC segments, and measures what that is worth.
+
+    Nothing runs and nothing of the model's size is allocated: the whole training step,
+    loss, gradient and update, is compiled on abstract values, with donation.
+
+    Args:
+        net: an nnx model; it stays as it is. Abstract ones (`nnx.eval_shape`) will do.
+        instance: type or types of the modules that may become segments. Each maps one
+            array `[time, batch, ...]` to another; residual blocks are fine. Of nested
+            ones the outermost is taken.
+        batch: what `loss` takes after the model; arrays or `jax.ShapeDtypeStruct`s.
+            Without it (None) nothing can be measured, nor an input be compressed.
+        loss: `loss(model, *batch)`, a scalar; None is the sum of `net(*batch)`.
+        optimizer: from optax; None is plain gradient descent.
+        level: 0 leaves all as it is; 1 makes every target a segment.
+        compress_x: whether to compress the segments' inputs.
+        unchecked: allow a compressor that a module's `x_compressor` names although
+            nothing proves that it is exact there.
+        device: GPU that the bytes are for, such as "rtx4090", present or not; None is
+            jax's default backend.
+
+    Returns:
+        A frozen `Plan`: print it, save it, apply it.
+
+    Raises:
+        ValueError: an argument is out of range, `instance` matches nothing, the model
+            cannot be traced, or a named compressor is not proven exact.
+        ImportError: the wheels for `device` are not installed.
+        MeasureError: a step does not compile.
+    """
+    check_level(level, batch)
+    check_batch(batch)
+    check_device(device)
+    targets = find_targets(net, instance)
+    loss = loss or _sum_of_outputs
+    known = {} if batch is None else boundaries(net, tuple(targets), loss, batch)
+    reached = targets if batch is None else {p: targets[p] for p in known}
+    segments = [
+        plan_segment(path, module, known.get(path), compress_x, unchecked)
+        for path, module in reached.items()
+    ]
+    plan = Plan(
+        level=level,
+        segments=tuple(segments if level else ()),
+        candidates=tuple(targets),
+        fingerprint=fingerprint(net, tuple(targets)),
+        notes=tuple(_notes(targets, reached, batch)),
+    )
+    if batch is None:
+        return plan
+    return with_figures(net, plan, loss, optimizer or optax.sgd(1e-2), batch, device)
+
+
+@overload
+def memory_optimization(
+    net: Model,
+    instance: Targets,
+    dummy_input: tuple[Any, ...] | None = None,
+    *,
+    return_summary: Literal[False] = False,
+    **settings: Any,
+) -> Model: ...
+
+
+@overload
+def memory_optimization(
+    net: Model,
+    instance: Targets,
+    dummy_input: tuple[Any, ...] | None = None,
+    *,
+    return_summary: Literal[True],
+    **settings: Any,
+) -> tuple[Model, MemOptSummary]: ...
+
+
+def memory_optimization(
+    net: Model,
+    instance: Targets,
+    dummy_input: tuple[Any, ...] | None = None,
+    *,
+    compress_x: bool = True,
+    level: int = 0,
+    verbose: bool = False,
+    return_summary: bool = False,
+    **settings: Any,
+) -> Model | tuple[Model, MemOptSummary]:
+    """Segments a model so that it trains in less memory: `make_plan` and `apply_plan`.
+
+    Args:
+        net: an nnx model; it stays as it is. The new one has the same Variables.
+        instance: type or types of the modules that may become GC segments.
+        dummy_input: positional inputs of `net`, `(frames,)`; only shapes and dtypes
+            matter. With a `loss`, what that takes after the model.
+        compress_x: whether to compress the segments' inputs.
+        level: 0 leaves all as it is; 1 makes every target a segment that keeps only its
+            compressed input.
+        verbose: print what is done and what it is worth.
+        return_summary: return `(model, MemOptSummary)`.
+        **settings: `loss`, `optimizer`, `unchecked`, `device`, as for `make_plan`.
+
+    Returns:
+        The segmented model, or with `return_summary` a pair.
+
+    Raises:
+        ValueError, ImportError, MeasureError: as `make_plan`.
+
+    Source: Algorithm 2 of Huang et al., ICLR 2026, levels 0 and 1.
+    """
+    start = time.perf_counter()
+    plan = make_plan(
+        net, instance, dummy_input, compress_x=compress_x, level=level, **settings
+    )
+    summary = summarize(plan, compress_x, time.perf_counter() - start)
+    if verbose:
+        print(summary)
+    model = apply_plan(net, plan)
+    return (model, summary) if return_summary else model
+
+
+def _sum_of_outputs(model: nnx.Module, *inputs: Any) -> Array:
+    outputs: Any = model(*inputs)
+    return sum(y.sum() for y in jax.tree.leaves(outputs))
+
+
+def _notes(
+    targets: dict[str, nnx.Module], reached: dict[str, nnx.Module], batch: Any
+) -> list[str]:
+    notes = []
+    if batch is None:
+        notes.append(
+            "without an example batch nothing is known of what the segments' inputs "
+            "can hold, so they are kept as they are, and nothing was measured"
+        )
+    idle = [path for path in targets if path not in reached]
+    if idle:
+        notes.append(f"not called on this batch, and left plain: {', '.join(idle)}")
+    return notes

@@ -1,0 +1,185 @@
+"""The plan: a decision about every segment, as frozen data that can be saved.
+
+A plan holds names and integers, no arrays and no functions. It remembers the model that
+it was made for, so that it is refused for another; the file carries a checksum, so that
+one cut short or edited is refused as well.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+SCHEMA = 1
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedSegment:
+    """One module that becomes a GC segment.
+
+    Args:
+        path: of the module in the model, such as "features.layers.1".
+        compressor: class name of what keeps its input.
+        boundary: what its input can hold and why, in words.
+    """
+
+    path: str
+    compressor: str
+    boundary: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What happens to a model, and the figures that this was decided on.
+
+    Args:
+        level: of optimisation, as in `memory_optimization`.
+        segments: in the order in which the forward pass meets them.
+        candidates: paths of all modules that could have become segments.
+        fingerprint: of the model: (path, description) of variables and segments.
+        device: that the bytes are for; None where nothing was measured.
+        plain_bytes, planned_bytes: peak of a whole training step, before and after.
+        plain_residual_bytes, planned_residual_bytes: kept from forward to backward.
+        versions: (package, version) that the figures come from.
+        notes: what the planner could not do, and why.
+    """
+
+    level: int
+    segments: tuple[PlannedSegment, ...]
+    candidates: tuple[str, ...]
+    fingerprint: tuple[tuple[str, str], ...]
+    device: str | None = None
+    plain_bytes: int | None = None
+    planned_bytes: int | None = None
+    plain_residual_bytes: int | None = None
+    planned_residual_bytes: int | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """JSON with schema version and checksum."""
+        body = dataclasses.asdict(self)
+        head = {"schema": SCHEMA, "sha256": _checksum(body)}
+        return json.dumps(head | {"plan": body}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The plan that `to_json` wrote; ValueError if the text is anything else."""
+        return cls(**_tuples(_checked_body(text)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a file, whole or not at all."""
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(self.to_json())
+        partial.replace(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The plan in a file; ValueError if the file was cut short or edited."""
+        try:
+            return cls.from_json(Path(path).read_text())
+        except ValueError as error:
+            raise ValueError(f"`path` is {os.fspath(path)!r}: {error}") from error
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        console = Console(file=out, width=100)
+        console.print(_table(self))
+        for line in (*_figures(self), *(f"note: {n}" for n in self.notes)):
+            console.print(line, highlight=False, markup=False)
+        return out.getvalue().rstrip()
+
+
+def difference(
+    expected: tuple[tuple[str, str], ...], came: tuple[tuple[str, str], ...]
+) -> list[str]:
+    """What tells two fingerprints apart, a line each."""
+    old, new = dict(expected), dict(came)
+    lines = []
+    for path in [*old, *(p for p in new if p not in old)]:
+        if old.get(path) != new.get(path):
+            was, now = (d.get(path, "nothing") for d in (old, new))
+            lines.append(f"{path}: {was} in the plan, {now} in the model")
+    return lines
+
+
+def _checksum(body: Any) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checked_body(text: str) -> dict[str, Any]:
+    try:
+        whole = json.loads(text)
+        schema, checksum, body = whole["schema"], whole["sha256"], whole["plan"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            "this is not a whole plan, perhaps a file cut short; make the plan again."
+        ) from error
+    if schema != SCHEMA:
+        raise ValueError(
+            f"the plan's schema is {schema!r}; this version of snnjax reads {SCHEMA}; "
+            "make the plan again."
+        )
+    if checksum != _checksum(body):
+        raise ValueError(
+            "the plan was changed after it was saved: its checksum does not match; "
+            "make the plan again."
+        )
+    return body
+
+
+def _tuples(body: dict[str, Any]) -> dict[str, Any]:
+    segments = tuple(PlannedSegment(**s) for s in body["segments"])
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items()}
+    for pairs in ("fingerprint", "versions"):
+        fields[pairs] = tuple((a, b) for a, b in body[pairs])
+    return fields | {"segments": segments}
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(title=f"plan, level {plan.level}", box=box.SIMPLE)
+    for name in ("segment", "kind", "input kept by", "input can hold"):
+        table.add_column(name)
+    planned = {s.path: s for s in plan.segments}
+    for path in (*planned, *(p for p in plan.candidates if p not in planned)):
+        if path in planned:
+            segment = planned[path]
+            cells = ("GC", segment.compressor, segment.boundary)
+        else:
+            cells = ("plain", "", "")
+        table.add_row(path or "(the model)", *cells)
+    return table
+
+
+def _figures(plan: Plan) -> list[str]:
+    lines = []
+    for name, plain, planned in (
+        (
+            f"peak of a training step on {plan.device}",
+            plan.plain_bytes,
+            plan.planned_bytes,
+        ),
+        (
+            "kept from forward to backward",
+            plan.plain_residual_bytes,
+            plan.planned_residual_bytes,
+        ),
+    ):
+        if plain is not None and planned is not None:
+            sizes = f"{plain / _MIB:.1f} MiB -> {planned / _MIB:.1f} MiB"
+            lines.append(f"{name}: {sizes} ({_ratio(plain, planned)})")
+    return lines
+
+
+def _ratio(plain: int, planned: int) -> str:
+    return f"{plain / planned:.2f}x less" if 0 < planned < plain else "no less"

@@ -1,0 +1,66 @@
+"""What a plan is worth: a whole donated training step, compiled, before and after.
+
+Everything is abstract: no array of the model's size is made, on any device.
+"""
+
+import dataclasses
+from importlib.metadata import version
+from typing import Any
+
+import optax
+from flax import nnx
+
+from .._step import Loss, make_step
+from ._apply import apply_plan
+from ._measure import MemoryReport, measure, residual_bytes
+from ._model import abstract
+from ._plan import Plan
+
+_PACKAGES = ("jax", "jaxlib", "flax")
+
+
+def with_figures(
+    net: nnx.Module,
+    plan: Plan,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    batch: tuple[Any, ...],
+    device: str | None,
+) -> Plan:
+    """The plan, with the bytes of the step that it was made for.
+
+    Args:
+        net: the plain model.
+        plan: for `net`.
+        loss: `loss(model, *batch)`.
+        optimizer: of the training step.
+        batch: arrays or `jax.ShapeDtypeStruct`s.
+        device: as for `measure`.
+    """
+    plain = abstract(net)
+    planned = apply_plan(plain, plan)
+    before = measure_step(plain, loss, optimizer, batch, device)
+    after = measure_step(planned, loss, optimizer, batch, device)
+    return dataclasses.replace(
+        plan,
+        device=before.device,
+        plain_bytes=before.peak_bytes,
+        planned_bytes=after.peak_bytes,
+        plain_residual_bytes=residual_bytes(loss, plain, *batch),
+        planned_residual_bytes=residual_bytes(loss, planned, *batch),
+        versions=tuple((name, version(name)) for name in _PACKAGES),
+    )
+
+
+def measure_step(
+    net: nnx.Module,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    batch: tuple[Any, ...],
+    device: str | None,
+    **settings: Any,
+) -> MemoryReport:
+    """`measure` of the donated step `make_step(loss)` on an abstract model."""
+    state = nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), net)
+    step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
+    return measure(step, net, state, *batch, device=device, **settings)

@@ -1,0 +1,114 @@
+"""Which modules may become segments, and what keeps the input of each.
+
+Every argument of the planner that a user can get wrong is checked here, before anything
+is traced.
+"""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from ._compress import (
+    BaseSpikeCompressor,
+    NullSpikeCompressor,
+    compressor_for,
+    compressor_named,
+)
+from ._container import GCContainer
+from ._devices import device_spec
+from ._model import named_modules, outermost
+from ._plan import PlannedSegment
+from ._ranges import Known
+
+Targets = type | tuple[type, ...]
+UNKNOWN = "unknown"
+
+
+def find_targets(net: Any, instance: Any) -> dict[str, nnx.Module]:
+    """The modules of `net` of the types `instance`, outermost only, by path."""
+    if not isinstance(net, nnx.Module):
+        raise ValueError(
+            f"`net` is of type {type(net).__name__}; allowed is a Flax nnx.Module."
+        )
+    targets = outermost(net, _types(instance))
+    if not targets:
+        present = sorted({type(m).__name__ for m in named_modules(net).values()})
+        raise ValueError(
+            f"`instance` is {instance!r} and matches no module of "
+            f"{type(net).__name__}; it has {', '.join(present)}."
+        )
+    segments = [p for p, m in targets.items() if isinstance(m, GCContainer)]
+    if segments:
+        raise ValueError(
+            f"`net` is segmented already, at {', '.join(segments)}; start from the "
+            "plain model."
+        )
+    return targets
+
+
+def check_level(level: Any, batch: Any) -> None:
+    """Raises unless this version can do `level` with this `batch`."""
+    if level not in (0, 1, 2, 3, 4) or isinstance(level, bool):
+        raise ValueError(f"`level` is {level!r}; allowed are 0, 1, 2, 3 and 4.")
+    if level > 1 and batch is None:
+        raise ValueError(
+            f"`level` is {level} and `dummy_input` is None; levels above 1 measure "
+            "candidates. Give a `dummy_input`, or `level=1`."
+        )
+    if level > 1:
+        raise ValueError(
+            f"`level` is {level}; this version of snnjax has levels 0 and 1. Splitting "
+            "segments (2, 3) and restoring them (4) are not built yet."
+        )
+
+
+def check_batch(batch: Any) -> None:
+    """Raises unless `batch` is None or a tuple."""
+    if batch is not None and not isinstance(batch, tuple):
+        raise ValueError(
+            f"`dummy_input` is of type {type(batch).__name__}; allowed is a tuple of "
+            "arrays, for example `(frames,)`."
+        )
+
+
+def check_device(device: str | None) -> None:
+    """Raises unless `device` is None, the present backend or a GPU by a known name."""
+    if device is not None and device != jax.default_backend():
+        device_spec(device)
+
+
+def plan_segment(
+    path: str, module: nnx.Module, known: Known | None, compress: bool, unchecked: bool
+) -> PlannedSegment:
+    """One segment of a plan: its path, its compressor and what its input can hold."""
+    grid = None if known is None else known.grid
+    boundary = UNKNOWN if known is None else str(known)
+    own = _own_compressor(module) if compress else NullSpikeCompressor()
+    if own is None:
+        own = compressor_for(grid)
+    elif not unchecked and not own.covers(grid):
+        raise ValueError(
+            f"`x_compressor` of {path} is {type(own).__name__}, which is exact on "
+            f"{own.holds}; its input is {boundary}, so it could lose information. Name "
+            "NullSpikeCompressor, remove the attribute, or pass `unchecked=True` if "
+            "you know better."
+        )
+    return PlannedSegment(path, type(own).__name__, boundary)
+
+
+def _own_compressor(module: nnx.Module) -> BaseSpikeCompressor | None:
+    own = getattr(module, "x_compressor", None)
+    if own is None or isinstance(own, BaseSpikeCompressor):
+        return own
+    return compressor_named(own)
+
+
+def _types(instance: Any) -> tuple[type, ...]:
+    types = instance if isinstance(instance, tuple) else (instance,)
+    if not types or not all(isinstance(t, type) for t in types):
+        raise ValueError(
+            f"`instance` is {instance!r}; allowed is a type of nnx.Module or a tuple "
+            "of such types, for example `(snn.models.VGGBlock,)`."
+        )
+    return types

@@ -1,0 +1,331 @@
+"""The examples: the simulated camera, reading CIFAR10-DVS, and a few steps of each."""
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import aedat4
+import numpy as np
+import pytest
+
+pytest.importorskip("tonic")
+pytest.importorskip("aedat")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def example():
+    """Imports an example by name, from its folder, as running it would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        yield importlib.import_module
+
+
+def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, arguments)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+# --- the simulated event camera -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def camera(example):
+    return example("event_camera")
+
+
+def ramp(start: float, stop: float, steps: int = 20) -> np.ndarray:
+    """A single pixel whose intensity goes from `start` to `stop`."""
+    return np.linspace(start, stop, steps)[:, None, None]
+
+
+def test_a_brightening_pixel_gives_on_events_and_a_darkening_one_off(camera):
+    on, off = (camera.events_of(ramp(*ends), 0.2) for ends in ((0.1, 1), (1, 0.1)))
+    assert len(on) and set(on["p"]) == {1}
+    assert len(off) and set(off["p"]) == {0}
+
+
+def test_a_pixel_that_does_not_change_is_silent(camera):
+    assert len(camera.events_of(ramp(0.5, 0.5), 0.1)) == 0
+
+
+@pytest.mark.parametrize("contrast", [1.0, 2.0, 4.0])
+def test_the_number_of_events_is_the_change_of_log_intensity(camera, contrast):
+    dark = 0.05  # the camera's dark current
+    video = dark * np.exp(np.linspace(0, contrast, 30))[:, None, None] - dark
+    count = len(camera.events_of(video, 0.1))
+    assert abs(count - contrast / 0.1) <= 1
+
+
+def test_one_step_may_make_several_events_at_different_times(camera):
+    events = camera.events_of(ramp(0.1, 1, steps=2), 0.2)
+    assert len(events) > 3
+    assert np.all(np.diff(events["t"]) > 0)
+    assert 0 < events["t"][0] and events["t"][-1] <= camera.STEP
+
+
+def test_a_moving_bar_makes_events_where_it_is(camera):
+    image = np.zeros((12, 12))
+    image[:, 5:7] = 1
+    events = camera.record(image, size=24)
+    assert set(events["p"]) == {0, 1}
+    # two pixels of the camera to one of the image; the bar is 2 wide, moves by almost
+    # 2, and is smoothed by 2 on each side
+    assert 6 <= events["x"].min() and events["x"].max() <= 20
+
+
+def test_recordings_are_sorted_in_the_sensor_and_repeat_exactly(camera):
+    image = np.random.default_rng(0).random((8, 8))
+    events = camera.record(image, size=16)
+    assert np.all(np.diff(events["t"]) >= 0)
+    assert events["x"].min() >= 0 and events["x"].max() < 16
+    assert events["y"].min() >= 0 and events["y"].max() < 16
+    assert np.array_equal(events, camera.record(image, size=16))
+
+
+def test_a_shift_by_half_a_pixel_moves_the_image_by_half_a_pixel(camera):
+    image = np.zeros((9, 9))
+    image[4, 4] = 1
+    shifted = camera.move(image, np.array([[0.5, 0.25]]), size=9)[0]
+    rows, columns = np.indices(image.shape)
+    assert np.isclose(shifted.sum(), 1)
+    assert np.isclose((shifted * columns).sum(), 4.5)
+    assert np.isclose((shifted * rows).sum(), 4.25)
+
+
+# --- digits ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits(example):
+    pytest.importorskip("sklearn")
+    return example("digits")
+
+
+def test_digits_become_binary_time_major_frames_in_a_stratified_split(digits):
+    train, test = digits.load(100)
+    shape = (digits.STEPS, 80, digits.SIZE, digits.SIZE, 2)
+    assert train.frames.shape == shape
+    assert train.frames.dtype == bool and 0.02 < train.frames.mean() < 0.5
+    assert np.bincount(test.labels, minlength=10).tolist() == [2] * 10
+
+
+def test_polarities_are_the_last_axis(digits):
+    from event_camera import record
+    from sklearn.datasets import load_digits
+
+    image = load_digits().images[0] / 16
+    frames, events = digits.to_frames(image), record(image, size=digits.SIZE)
+    on = np.zeros((digits.SIZE, digits.SIZE), bool)
+    # tonic's bins end before the last event
+    before = events[events["t"] < events["t"][-1]]
+    on[before["y"][before["p"] == 1], before["x"][before["p"] == 1]] = True
+    assert (frames.any(0)[..., 1] ^ on).sum() <= 1
+
+
+def test_training_drops_the_incomplete_batch(digits):
+    data, _ = digits.load(200)
+    sizes = [len(labels) for _, labels in digits.batches(data, np.arange(160))]
+    assert sizes == [digits.BATCH] * (160 // digits.BATCH)
+
+
+def test_the_demo_without_its_extras_names_them(tmp_path):
+    (tmp_path / "tonic.py").write_text("raise ImportError('No module named tonic')")
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        done = run("digits.py", "--quick")
+    assert done.returncode == 1
+    assert 'pip install "snnjax[data,plot]"' in done.stderr
+
+
+@pytest.mark.slow
+def test_the_quick_demo_runs(tmp_path):
+    done = run("digits.py", "--quick", "--epochs", 1, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stdout
+    assert (tmp_path / "plan.json").exists() and (tmp_path / "memory.png").exists()
+
+
+# --- CIFAR10-DVS ----------------------------------------------------------------------
+
+CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+EVENT = [("x", "i2"), ("y", "i2"), ("t", "i8"), ("p", "i1")]
+
+
+def recording(seed: int, count: int = 200) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    events = np.zeros(count, EVENT)
+    events["x"], events["y"] = rng.integers(0, 128, (2, count))
+    events["t"] = np.sort(rng.integers(0, 1_300_000, count))
+    events["p"] = rng.integers(0, 2, count)
+    return events
+
+
+def expected_frames(events: np.ndarray) -> np.ndarray:
+    """Ten equal bins from the first event to the last, which is left out."""
+    frames = np.zeros((10, 48, 48, 2), bool)
+    first = events["t"][0]
+    width = (events["t"][-1] - first) // 10
+    for x, y, t, p in events.tolist():
+        if (bin := (t - first) // width) < 10:
+            frames[bin, y * 3 // 8, x * 3 // 8, p] = True
+    return frames
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory) -> Path:
+    """A valid CIFAR10-DVS of the 1,000 recordings that tonic asks for at least."""
+    data = tmp_path_factory.mktemp("data")
+    for label, name in enumerate(CLASSES):
+        folder = data / "CIFAR10DVS" / name
+        folder.mkdir(parents=True)
+        for i in range(100):
+            events = recording(100 * label + i)
+            aedat4.write(folder / f"cifar10_{name}_{i:03}.aedat4", events)
+    (data / "CIFAR10DVS" / "CIFAR10DVS.zip").touch()
+    return data
+
+
+@pytest.fixture(scope="module")
+def cifar(example):
+    return example("cifar10dvs")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("went to the network")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+
+
+def unpacked(cifar, split) -> np.ndarray:
+    (batch,) = cifar.batches(split, np.arange(len(split.labels)), len(split.labels))
+    return np.moveaxis(batch[0], 0, 1)
+
+
+def test_cifar10dvs_is_read_by_tonic_into_frames_and_split(cifar, miniature):
+    cifar.check(miniature)
+    train, test = cifar.load(miniature)
+    assert np.bincount(train.labels).tolist() == [90] * 10
+    assert np.bincount(test.labels).tolist() == [10] * 10
+    # The last ten of each class, in the order of their names, are the test.
+    seeds = [100 * label + i for label in range(10) for i in range(90, 100)]
+    assert test.labels.tolist() == [seed // 100 for seed in seeds]
+    expected = np.stack([expected_frames(recording(seed)) for seed in seeds])
+    assert np.array_equal(unpacked(cifar, test), expected)
+
+
+def test_cifar10dvs_is_read_once_and_again_when_it_changes(
+    cifar, miniature, monkeypatch
+):
+    first = cifar.load(miniature)
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar, "to_frames", None)  # what reading would call
+        again = cifar.load(miniature)
+    assert np.array_equal(first[1].packed, again[1].packed)
+
+    changed = miniature / "CIFAR10DVS" / "truck" / "cifar10_truck_099.aedat4"
+    aedat4.write(changed, recording(5000, count=201))
+    frames = unpacked(cifar, cifar.load(miniature)[1])[-1]
+    aedat4.write(changed, recording(999))
+    assert np.array_equal(frames, expected_frames(recording(5000, count=201)))
+
+
+def test_a_recording_cut_short_is_named(cifar, miniature):
+    broken = miniature / "CIFAR10DVS" / "bird" / "cifar10_bird_000.aedat4"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match="cifar10_bird_000.aedat4"):
+        cifar.load(miniature)
+    broken.write_bytes(whole)
+
+
+def without_data(tmp_path):
+    return tmp_path / "nowhere"
+
+
+def empty_folder(tmp_path):
+    (tmp_path / "CIFAR10DVS").mkdir()
+    return tmp_path
+
+
+def archive_of_no_bytes(tmp_path):
+    (empty_folder(tmp_path) / "CIFAR10DVS" / "CIFAR10DVS.zip").touch()
+    return tmp_path
+
+
+def archive_not_unpacked(tmp_path):
+    archive = empty_folder(tmp_path) / "CIFAR10DVS" / "CIFAR10DVS.zip"
+    archive.write_bytes(b"PK")
+    return tmp_path
+
+
+def too_few_recordings(tmp_path):
+    folder = archive_not_unpacked(tmp_path) / "CIFAR10DVS" / "bird"
+    folder.mkdir()
+    (folder / "cifar10_bird_0.aedat4").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (without_data, "there is no CIFAR10-DVS in"),
+        (empty_folder, "there is no CIFAR10-DVS in"),
+        (archive_of_no_bytes, "has 0 bytes"),
+        (archive_not_unpacked, "not unpacked"),
+        (too_few_recordings, "holds 1 recordings"),
+    ],
+)
+def test_without_the_set_the_message_says_how_to_get_it(cifar, tmp_path, make, problem):
+    with pytest.raises(SystemExit) as stopped:
+        cifar.check(make(tmp_path))
+    message = str(stopped.value)
+    assert problem in message
+    assert cifar.tonic_datasets().CIFAR10DVS.url in message
+    assert "unzip CIFAR10DVS.zip" in message
+
+
+def test_the_archive_that_tonic_looks_for_is_asked_for(cifar, miniature):
+    archive = miniature / "CIFAR10DVS" / "CIFAR10DVS.zip"
+    archive.unlink()
+    with pytest.raises(SystemExit, match="CIFAR10DVS.zip is missing"):
+        cifar.check(miniature)
+    archive.touch()
+
+
+def test_the_script_says_so_before_anything_else(tmp_path):
+    done = run("cifar10dvs.py", "--data", tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "In a browser, download" in done.stderr
+
+
+@pytest.mark.slow
+def test_two_synthetic_steps_and_a_plan_that_can_be_loaded(cifar, tmp_path):
+    file = tmp_path / "plan.json"
+    done = run(
+        "cifar10dvs.py",
+        *("--synthetic", "--steps", 2, "--batch", 2, "--save-plan", file),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train_loss=" in done.stdout and "compiled_peak=" in done.stdout
+
+    plan = cifar.make_plan(None, None, argparse.Namespace(plan=file))
+    assert plan.planned_bytes < plan.plain_bytes
+    net = cifar.snn.models.CIFAR10DVSVGG(rngs=cifar.nnx.Rngs(0))
+    assert len(plan.segments) == 8
+    cifar.memopt.apply_plan(net, plan)
