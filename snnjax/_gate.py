@@ -38,7 +38,8 @@ def never(tree: Any) -> Array:
     """
     leaves = jax.tree.leaves(tree)
     floats = [a for a in leaves if jnp.issubdtype(a.dtype, jnp.inexact) and a.size]
-    a = sum(a.reshape(-1)[0].real.astype(jnp.float32) for a in floats)
+    # By an index, not by flattening: that would gather an array sharded over its batch.
+    a = sum(a[(0,) * a.ndim].real.astype(jnp.float32) for a in floats)
     return jnp.isnan(a) & jnp.isinf(a)
 
 

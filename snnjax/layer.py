@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 from flax.typing import PaddingLike
 
-from ._conv import conv_general_dilated
+from ._conv import add_bias, conv_general_dilated
 from ._norm import batch_moments, normalize
 from ._types import Array, check_time_major
 
@@ -36,10 +36,11 @@ class Conv(nnx.Conv):
     Args:
         in_features: channels that come in.
         out_features: channels that go out.
-        kernel_size: one integer for every dimension of space, or a tuple of integers;
-            an integer alone means two dimensions.
-        strides, padding, and the rest by keyword: as `flax.nnx.Conv`.
+        kernel_size: one integer for two dimensions of space, or a tuple of integers.
+        strides, padding: as `flax.nnx.Conv`.
+        use_bias, bias_init: whether there is a bias, and its first values.
         rngs: where the initial kernel comes from.
+        **settings: the rest of `flax.nnx.Conv`.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Conv(nnx.Conv):
         strides: int | Sequence[int] = 1,
         *,
         padding: PaddingLike = "SAME",
+        use_bias: bool = True,
+        bias_init: nnx.Initializer = nnx.initializers.zeros,
         rngs: nnx.Rngs,
         **settings: Any,
     ) -> None:
@@ -62,15 +65,20 @@ class Conv(nnx.Conv):
             kernel_size,
             strides,
             padding=padding,
+            use_bias=False,  # Flax's; ours is added by `add_bias`
             rngs=rngs,
             **settings,
         )
+        if use_bias:
+            values = bias_init(rngs.params(), (out_features,), self.param_dtype)
+            self.bias = nnx.Param(values)
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         """`[time, batch, *space, in_features]` to `[..., out_features]`."""
         _check_image(inputs, len(self.kernel_size), self.in_features)
         with jax.named_scope("snn.conv"):
-            return super().__call__(inputs, out_sharding)
+            y = super().__call__(inputs, out_sharding)
+            return y if self.bias is None else add_bias(y, self.bias[...])
 
 
 class BatchNorm(nnx.BatchNorm):

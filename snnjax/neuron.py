@@ -280,7 +280,8 @@ def _continue(kept: Any, start: Any) -> Any:
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"the kept state has shape {shapes[0]}, but the input asks for "
-            f"{shapes[1]}; call `snnjax.neuron.reset_state(model)` when a new stream begins."
+            f"{shapes[1]}; call `snnjax.neuron.reset_state(model)` when a new stream "
+            "begins."
         )
     return kept
 

@@ -57,7 +57,8 @@ def memory_over_program(
 
 
 def _mebibytes(name: str, curve: HasLiveBytes | Sequence[int]) -> list[float]:
-    line = [b / _MIB for b in getattr(curve, "live_bytes", curve)]
+    live: Any = getattr(curve, "live_bytes", curve)
+    line = [size / _MIB for size in live]
     if not line:
         raise ValueError(
             f"`curves[{name!r}]` has no instructions; measure it with `timeline=True`."
@@ -93,6 +94,8 @@ def _draw(ax: "Axes", name: str, line: list[float], color: str) -> None:
         textcoords="offset points",
         color=color,
         fontweight="bold",
+        # readable where another curve runs behind it
+        bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
         **side,
     )
 

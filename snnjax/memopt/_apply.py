@@ -1,5 +1,6 @@
 """A plan and a model make the same model, segmented."""
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -7,11 +8,20 @@ from flax import nnx
 
 from ._compress import BaseSpikeCompressor, compressor_named
 from ._container import make_gc
-from ._model import copy_structure, modules_at, named_modules, path_name
+from ._model import (
+    copy_structure,
+    describe,
+    modules_at,
+    named_modules,
+    path_name,
+    shape_of,
+)
 from ._plan import Plan, difference
 
 Model = TypeVar("Model", bound=nnx.Module)
 _SHOWN = 8  # lines of a difference in an error
+_PLAIN = (bool, int, float, str, tuple)
+_MODE = ("deterministic", "use_running_average")  # what train() and eval() switch
 
 
 def apply_plan(net: Model, plan: Plan) -> Model:
@@ -28,31 +38,47 @@ def apply_plan(net: Model, plan: Plan) -> Model:
     Raises:
         ValueError: the plan was made for another model; the message lists what differs.
     """
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"`plan` is of type {type(plan).__name__}; allowed is a Plan, from "
+            "`make_plan` or `Plan.load(path)`."
+        )
     _check_fingerprint(net, plan)
     planned = copy_structure(net)
     modules = modules_at(planned, [s.path for s in plan.segments])
     for segment in plan.segments:
         module = modules[segment.path]
-        make_gc(module, _compressor(module, segment.compressor))
+        compressor = _compressor(module, segment.compressor)
+        make_gc(module, compressor, segment.arrays)
     return planned
 
 
-def fingerprint(net: nnx.Module, paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """What a plan remembers of its model: all variables, and the classes at `paths`."""
-    modules = named_modules(net)
-    classes = [(p, type(modules[p]).__name__) for p in paths if p in modules]
+def fingerprint(net: nnx.Module) -> tuple[tuple[str, str], ...]:
+    """What a plan remembers of its model, as pairs of a path and a description.
+
+    All variables by type, dtype and shape; all modules by class and by their settings,
+    but for whether the model is in training or in evaluation.
+    """
     flat = nnx.to_flat_state(nnx.state(net))
-    return (*classes, *((path_name(p), _describe(v)) for p, v in flat))
+    variables = [(path_name(path), _describe(variable)) for path, variable in flat]
+    return (*variables, *_settings(net))
 
 
 def _describe(variable: Any) -> str:
-    leaves = jax.tree.leaves(variable)
-    arrays = ", ".join(f"{a.dtype}{list(a.shape)}" for a in leaves)
-    return f"{type(variable).__name__} {arrays}"
+    arrays = ", ".join(describe(shape_of(a)) for a in jax.tree.leaves(variable))
+    return f"{type(variable).__name__} {arrays}".strip()
+
+
+def _settings(net: nnx.Module) -> Iterator[tuple[str, str]]:
+    for path, module in named_modules(net).items():
+        yield path or "(the model)", type(module).__name__
+        for name, value in vars(module).items():
+            if isinstance(value, _PLAIN) and name not in _MODE and name[0] != "_":
+                yield f"{path}.{name}", repr(value)
 
 
 def _check_fingerprint(net: nnx.Module, plan: Plan) -> None:
-    lines = difference(plan.fingerprint, fingerprint(net, plan.candidates))
+    lines = difference(plan.fingerprint, fingerprint(net))
     if lines:
         shown = "\n  ".join(lines[:_SHOWN])
         more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""

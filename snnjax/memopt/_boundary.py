@@ -1,20 +1,31 @@
-"""What the input of each segment can hold, by tracing the model once.
+"""What the input of each segment can hold, by tracing the model once for each mode.
 
 Every target's input is named in the traced program; `_ranges.py` then interprets the
-program up to each name. Nothing runs, and no sample is ever looked at.
+program up to each name. Nothing runs, and no sample is ever looked at. A proof is for
+the shapes that were traced, since a sum over the batch depends on them, and for
+training and evaluation alike, since a plan outlives both.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from ._model import copy_structure, modules_at, shape_of, subclassed
-from ._ranges import Analysis, Known
+from ._model import copy_structure, describe, modules_at, shape_of, subclassed
+from ._ranges import Analysis, Known, union
 
 _PREFIX = "snnjax.boundary/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundary:
+    """What arrives at a module: what is known of it, and as which arrays it came."""
+
+    known: Known | None
+    arrays: tuple[str, ...]
 
 
 def boundaries(
@@ -22,7 +33,7 @@ def boundaries(
     paths: tuple[str, ...],
     loss: Callable[..., Any],
     batch: tuple[Any, ...],
-) -> dict[str, Known | None]:
+) -> dict[str, Boundary]:
     """What can arrive at each module of `net` that `paths` names.
 
     Args:
@@ -32,20 +43,28 @@ def boundaries(
         batch: arrays or `jax.ShapeDtypeStruct`s.
 
     Returns:
-        For each path that the forward pass reaches, a grid and its proof, or None where
-        nothing is known; paths that it does not reach are left out.
+        A `Boundary` for each path that the forward pass reaches, in the order in which
+        it does; paths that it does not reach are left out.
 
     Raises:
-        ValueError: the model cannot be traced on this batch.
+        ValueError: the model cannot be traced on this batch, or `loss` is no scalar.
     """
     marked = copy_structure(net)
     for path, module in modules_at(marked, paths).items():
         _mark(module, path)
-    analysis = Analysis()
-    jaxpr = _trace(marked, loss, batch)
-    analysis.run(jaxpr, [None] * len(jaxpr.jaxpr.invars))
-    named = analysis.named.items()
-    return {n.removeprefix(_PREFIX): v for n, v in named if n.startswith(_PREFIX)}
+    seen: dict[str, list[tuple[Known | None, Any]]] = {}
+    for jaxpr in _traces(marked, loss, batch):
+        analysis = Analysis()
+        analysis.run(jaxpr, [None] * len(jaxpr.jaxpr.invars))
+        for name, values in analysis.named.items():
+            seen.setdefault(name, []).extend(values)
+    ours = {n: v for n, v in seen.items() if n.startswith(_PREFIX)}
+    return {n.removeprefix(_PREFIX): _boundary(v) for n, v in ours.items()}
+
+
+def _boundary(values: list[tuple[Known | None, Any]]) -> Boundary:
+    arrays = dict.fromkeys(describe(array) for _, array in values)
+    return Boundary(union([known for known, _ in values]), tuple(arrays))
 
 
 def _mark(module: nnx.Module, path: str) -> None:
@@ -57,18 +76,41 @@ def _mark(module: nnx.Module, path: str) -> None:
     subclassed(module, type(cls)(cls.__name__, (cls,), {"__call__": call}))
 
 
-def _trace(model: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
-    graphdef, state = nnx.split(model)
+def _traces(
+    model: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]
+) -> Iterator[Any]:
+    """Traces of the model as it stands, in training and in evaluation."""
+    graphdefs = set()
+    for switch in (lambda: None, model.train, model.eval):
+        switch()
+        graphdef, state = nnx.split(model)
+        if graphdef not in graphdefs:
+            graphdefs.add(graphdef)
+            yield _trace(type(model).__name__, graphdef, state, loss, batch)
 
+
+def _trace(
+    name: str,
+    graphdef: Any,
+    state: Any,
+    loss: Callable[..., Any],
+    batch: tuple[Any, ...],
+) -> Any:
     def forward(state: Any, batch: tuple[Any, ...]) -> Any:
         return loss(nnx.merge(graphdef, state, copy=True), *batch)
 
     abstract = jax.tree.map(shape_of, (state, batch))
     try:
-        return jax.make_jaxpr(forward)(*abstract)
+        jaxpr = jax.make_jaxpr(forward)(*abstract)
     except Exception as error:
-        shapes = [f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(abstract[1])]
+        arrays = ", ".join(describe(a) for a in jax.tree.leaves(abstract[1]))
         raise ValueError(
-            f"`dummy_input` is {', '.join(shapes)}; {type(model).__name__} cannot be "
-            f"traced on it: {error}"
+            f"`batch` (or `dummy_input`) is {arrays}; {name} cannot be traced on it: "
+            f"{error}"
         ) from error
+    outputs = [describe(a) for a in jaxpr.out_avals]
+    if [a.shape for a in jaxpr.out_avals] != [()]:
+        raise ValueError(
+            f"`loss` returns {', '.join(outputs) or 'nothing'}; allowed is one scalar."
+        )
+    return jaxpr

@@ -84,9 +84,11 @@ class BitSpikeCompressor(BaseSpikeCompressor):
 
     def compress(self, x: Array) -> Array:
         features = x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
-        return jnp.packbits(features != 0, axis=-1)
+        return jnp.packbits(features.astype(bool), axis=-1)
 
     def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        if 0 in shape:
+            return jnp.zeros(shape, dtype)
         bits = jnp.unpackbits(data, axis=-1, count=math.prod(shape[2:]))
         return bits.reshape(shape).astype(dtype)
 

@@ -7,26 +7,46 @@ random counters, is an output of that function and is written back once.
 """
 
 import functools
+import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from .._types import Array
-from ._compress import BaseSpikeCompressor
-from ._model import subclassed
+from ._compress import BaseSpikeCompressor, NullSpikeCompressor
+from ._model import describe, subclassed
 from ._segment import gc_segment
+
+_ARRAYS = (jax.Array, np.ndarray)
 
 
 class GCContainer(nnx.Module):
-    """Marks a module whose call is a GC segment."""
+    """Marks a module whose call is a GC segment.
+
+    `x_compressor` keeps its input; `proven_for` lists the arrays, as dtype and shape,
+    that this was proven exact for, none where no proof is needed.
+    """
 
     x_compressor: BaseSpikeCompressor
+    proven_for: tuple[str, ...]
 
 
-def make_gc(module: nnx.Module, compressor: BaseSpikeCompressor) -> None:
-    """Turns `module` into a GC segment, in place; the class is what changes."""
+def make_gc(
+    module: nnx.Module, compressor: BaseSpikeCompressor, arrays: tuple[str, ...] = ()
+) -> None:
+    """Turns `module` into a GC segment, in place; the class is what changes.
+
+    Args:
+        module: maps one array `[time, batch, ...]` to another.
+        compressor: what keeps its input.
+        arrays: what the compressor was proven exact for; an input of another dtype or
+            shape is kept as it is. Empty is anything.
+    """
     module.x_compressor = compressor
+    module.proven_for = arrays
     subclassed(module, _gc_class(type(module)))
 
 
@@ -59,7 +79,8 @@ def _call_segment(
     graphdef, state = nnx.split(self)
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
     _check_arguments(cls, x, leaves)
-    arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, jax.Array)}
+    arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, _ARRAYS)}
+    x = jnp.asarray(x)
 
     def run(x: Array, state: nnx.State, arrays: dict[int, Array]) -> Any:
         module = nnx.merge(graphdef, state, copy=True)
@@ -68,9 +89,23 @@ def _call_segment(
         y = cls.__call__(module, x, *args, **kwargs)
         return y, _changes(cls, graphdef, state, module)
 
-    y, changes = gc_segment(run, self.x_compressor)(x, state, arrays)
+    y, changes = gc_segment(run, _compressor(cls, self, x))(x, state, arrays)
     nnx.update(self, changes)
     return y
+
+
+def _compressor(
+    cls: type[nnx.Module], self: GCContainer, x: Array
+) -> BaseSpikeCompressor:
+    if not self.proven_for or describe(x) in self.proven_for:
+        return self.x_compressor
+    warnings.warn(
+        f"{cls.__name__} was planned for {' or '.join(self.proven_for)} and now takes "
+        f"{describe(x)}, for which nothing is proven; this input is kept uncompressed. "
+        "Make the plan with this batch.",
+        stacklevel=4,
+    )
+    return NullSpikeCompressor()
 
 
 def _changes(
@@ -104,7 +139,7 @@ def _is_nnx(a: Any) -> bool:
 
 
 def _check_arguments(cls: type[nnx.Module], x: Any, others: list[Any]) -> None:
-    if not isinstance(x, jax.Array):
+    if not isinstance(x, _ARRAYS):
         raise ValueError(
             f"{cls.__name__} is a segment and takes one array [time, batch, ...] as "
             f"its first positional argument; {type(x).__name__} came."

@@ -74,6 +74,11 @@ def abstract(net: nnx.Module) -> nnx.Module:
     return nnx.merge(graphdef, jax.tree.map(shape_of, state))
 
 
+def describe(a: Any) -> str:
+    """An array's dtype and shape, such as `float32[10,8,48,48,2]`."""
+    return f"{a.dtype}[{','.join(map(str, a.shape))}]"
+
+
 def shape_of(a: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array; those of an abstract one pass."""
     return jax.ShapeDtypeStruct(jax.numpy.shape(a), jax.numpy.result_type(a))

@@ -10,7 +10,7 @@ from flax import nnx
 from .._step import Loss
 from .._types import Array
 from ._apply import apply_plan, fingerprint
-from ._boundary import boundaries
+from ._boundary import Boundary, boundaries
 from ._plan import Plan
 from ._profile import with_figures
 from ._summary import MemOptSummary, summarize
@@ -19,6 +19,7 @@ from ._targets import (
     check_batch,
     check_device,
     check_level,
+    check_loss,
     find_targets,
     plan_segment,
 )
@@ -72,19 +73,22 @@ def make_plan(
     check_batch(batch)
     check_device(device)
     targets = find_targets(net, instance)
-    loss = loss or _sum_of_outputs
-    known = {} if batch is None else boundaries(net, tuple(targets), loss, batch)
-    reached = targets if batch is None else {p: targets[p] for p in known}
+    loss = _sum_of_outputs if loss is None else loss
+    check_loss(loss)
+    if batch is None:
+        reached = dict.fromkeys(targets, Boundary(None, ()))
+    else:
+        reached = boundaries(net, tuple(targets), loss, batch)
     segments = [
-        plan_segment(path, module, known.get(path), compress_x, unchecked)
-        for path, module in reached.items()
+        plan_segment(path, targets[path], arrives, compress_x, unchecked)
+        for path, arrives in reached.items()
     ]
     plan = Plan(
         level=level,
         segments=tuple(segments if level else ()),
         candidates=tuple(targets),
-        fingerprint=fingerprint(net, tuple(targets)),
-        notes=tuple(_notes(targets, reached, batch)),
+        fingerprint=fingerprint(net),
+        notes=tuple(_notes(list(targets), list(reached), batch)),
     )
     if batch is None:
         return plan
@@ -162,9 +166,7 @@ def _sum_of_outputs(model: nnx.Module, *inputs: Any) -> Array:
     return sum(y.sum() for y in jax.tree.leaves(outputs))
 
 
-def _notes(
-    targets: dict[str, nnx.Module], reached: dict[str, nnx.Module], batch: Any
-) -> list[str]:
+def _notes(targets: list[str], reached: list[str], batch: Any) -> list[str]:
     notes = []
     if batch is None:
         notes.append(

@@ -29,11 +29,14 @@ class PlannedSegment:
         path: of the module in the model, such as "features.layers.1".
         compressor: class name of what keeps its input.
         boundary: what its input can hold and why, in words.
+        arrays: dtypes and shapes that this was proven for; empty where the compressor
+            needs no proof.
     """
 
     path: str
     compressor: str
     boundary: str
+    arrays: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,13 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The plan that `to_json` wrote; ValueError if the text is anything else."""
-        return cls(**_tuples(_checked_body(text)))
+        body = _checked_body(text)
+        try:
+            return cls(**_tuples(body))
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"this is not a plan of schema {SCHEMA}: {error}; make the plan again."
+            ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, whole or not at all."""
@@ -139,7 +148,9 @@ def _checked_body(text: str) -> dict[str, Any]:
 
 
 def _tuples(body: dict[str, Any]) -> dict[str, Any]:
-    segments = tuple(PlannedSegment(**s) for s in body["segments"])
+    segments = tuple(
+        PlannedSegment(**s | {"arrays": tuple(s["arrays"])}) for s in body["segments"]
+    )
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items()}
     for pairs in ("fingerprint", "versions"):
         fields[pairs] = tuple((a, b) for a, b in body[pairs])

@@ -54,10 +54,14 @@ def analyze(closed_jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
 
 
 class Analysis:
-    """One interpretation; `named` collects what passed each `checkpoint_name`."""
+    """One interpretation; `named` collects what passed each `checkpoint_name`.
+
+    For each name a list, in the order of the program, of what is known and the abstract
+    array.
+    """
 
     def __init__(self) -> None:
-        self.named: dict[str, Value] = {}
+        self.named: dict[str, list[tuple[Value, Any]]] = {}
         self._quiet = 0
         self._scope: tuple[str, ...] = ()
 
@@ -80,7 +84,7 @@ class Analysis:
     def _equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         name, outer = eqn.primitive.name, self._scope
         if name == "name":
-            return self._record(eqn.params["name"], inputs)
+            return self._record(eqn, inputs)
         self._scope = (*outer, *_scopes(eqn))
         if name in _CONTROL:
             outputs = _CONTROL[name](self, eqn, inputs)
@@ -92,10 +96,10 @@ class Analysis:
         self._scope = outer
         return outputs
 
-    def _record(self, name: str, inputs: list[Value]) -> list[Value]:
+    def _record(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         if not self._quiet:
-            seen = [self.named[name]] if name in self.named else []
-            self.named[name] = _union([*seen, inputs[0]])
+            seen = self.named.setdefault(eqn.params["name"], [])
+            seen.append((inputs[0], eqn.invars[0].aval))
         return inputs
 
     def _fixpoint(
@@ -104,7 +108,7 @@ class Analysis:
         """The smallest known carry that `step` does not leave."""
         self._quiet += 1
         for round_ in range(_ROUNDS + len(carry)):
-            after = [_union([a, b]) for a, b in zip(carry, step(carry))]
+            after = [union([a, b]) for a, b in zip(carry, step(carry))]
             stable = [_grid_of(a) == _grid_of(b) for a, b in zip(carry, after)]
             if all(stable):
                 break
@@ -115,7 +119,7 @@ class Analysis:
 
     def _cond(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         outputs = [self.run(branch, inputs[1:]) for branch in eqn.params["branches"]]
-        return [_union(values) for values in zip(*outputs)]
+        return [union(values) for values in zip(*outputs)]
 
     def _while(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         first = eqn.params["cond_nconsts"]
@@ -188,7 +192,8 @@ def _has_negative_zero(array: np.ndarray) -> bool:
     return bool(floats and np.any((array == 0) & np.signbit(array)))
 
 
-def _union(values: Sequence[Value]) -> Value:
+def union(values: Sequence[Value]) -> Value:
+    """What is known of a value that is one of `values`."""
     grid = _grid.union([_grid_of(v) for v in values])
     if grid is None:
         return None
@@ -288,6 +293,28 @@ def _convert(eqn: Any, index: int, grids: Grids) -> Grid | None:
     return grids[0]
 
 
+def _negated(eqn: Any, index: int, grids: Grids) -> Grid | None:
+    floating = jnp.issubdtype(eqn.outvars[index].aval.dtype, jnp.floating)
+    grid = grids[0]
+    zero = grid is not None and grid.lo <= 0 <= grid.hi
+    return None if grid is None or (floating and zero) else _grid.negative(grid)
+
+
+def _reduced_precision(eqn: Any, index: int, grids: Grids) -> Grid | None:
+    """Unchanged where no member is rounded, flushed or made infinite."""
+    del index
+    grid, params = grids[0], eqn.params
+    if grid is None:
+        return None
+    size, limit = (
+        max(abs(grid.lo), abs(grid.hi)),
+        2 ** (params["exponent_bits"] - 1) - 1,
+    )
+    exact = size <= 2 ** (params["mantissa_bits"] + 1)
+    small = size.bit_length() + grid.exponent <= limit and grid.exponent > -limit
+    return grid if exact and small else None
+
+
 def _extremum(eqn: Any, index: int, grids: Grids) -> Grid | None:
     """Of no values at all, an infinity."""
     del index
@@ -329,7 +356,8 @@ def _window_extremum(eqn: Any, index: int, grids: Grids) -> Grid | None:
     )
     padding, window = params["padding"], params["window_dimensions"]
     outside = any(max(p) >= w for p, w in zip(padding, window))
-    return None if dilated or outside else grids[0]
+    empty = not math.prod(eqn.invars[0].aval.shape)
+    return None if dilated or outside or empty else grids[0]
 
 
 def _dot(eqn: Any, index: int, grids: Grids) -> Grid | None:
@@ -352,11 +380,15 @@ def _gather(eqn: Any, index: int, grids: Grids) -> Grid | None:
 
 
 def _fill(value: Any) -> Grid | None:
-    return _grid.of_values(np.asarray(value))
+    return _grid_of(_constant(value))
 
 
 def _scatter(eqn: Any, index: int, grids: Grids) -> Grid | None:
-    del eqn, index
+    """Replacement alone; `x.at[i].apply(f)` is the same primitive with an `f`."""
+    del index
+    update = eqn.params["update_jaxpr"]
+    if update is not None and update.outvars != update.invars[1:]:
+        return None
     return _grid.union([grids[0], grids[2]])
 
 
@@ -386,7 +418,7 @@ def _rounded(grid: Grid) -> Grid | None:
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 _SAME = (
     "reshape broadcast_in_dim transpose squeeze expand_dims rev slice dynamic_slice "
-    "copy copy_p reduce_precision name optimization_barrier sharding_constraint "
+    "copy copy_p name split tile sharding_constraint reduce_precision "
     "convert_element_type stop_gradient pvary mesh_cast reshard"
 ).split()
 _RULES: dict[str, Rule] = {
@@ -411,7 +443,9 @@ _RULES: dict[str, Rule] = {
     "add": _known(_grid.add),
     "add_any": _known(_grid.add),
     "sub": _known(lambda a, b: _grid.add(a, _grid.negative(b))),
-    "neg": _signed(_grid.negative),
+    "neg": _negated,
+    "reduce_precision": _reduced_precision,
+    "stack": _union_of(slice(None)),
     "mul": _signed(_grid.multiply),
     "div": _signed(_grid.divide),
     "abs": _known(_grid.absolute),

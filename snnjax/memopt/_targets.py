@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from ._boundary import Boundary
 from ._compress import (
     BaseSpikeCompressor,
     NullSpikeCompressor,
@@ -19,7 +20,6 @@ from ._container import GCContainer
 from ._devices import device_spec
 from ._model import named_modules, outermost
 from ._plan import PlannedSegment
-from ._ranges import Known
 
 Targets = type | tuple[type, ...]
 UNKNOWN = "unknown"
@@ -38,7 +38,7 @@ def find_targets(net: Any, instance: Any) -> dict[str, nnx.Module]:
             f"`instance` is {instance!r} and matches no module of "
             f"{type(net).__name__}; it has {', '.join(present)}."
         )
-    segments = [p for p, m in targets.items() if isinstance(m, GCContainer)]
+    segments = list(outermost(net, (GCContainer,)))
     if segments:
         raise ValueError(
             f"`net` is segmented already, at {', '.join(segments)}; start from the "
@@ -49,7 +49,7 @@ def find_targets(net: Any, instance: Any) -> dict[str, nnx.Module]:
 
 def check_level(level: Any, batch: Any) -> None:
     """Raises unless this version can do `level` with this `batch`."""
-    if level not in (0, 1, 2, 3, 4) or isinstance(level, bool):
+    if type(level) is not int or level not in range(5):
         raise ValueError(f"`level` is {level!r}; allowed are 0, 1, 2, 3 and 4.")
     if level > 1 and batch is None:
         raise ValueError(
@@ -64,11 +64,28 @@ def check_level(level: Any, batch: Any) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Raises unless `batch` is None or a tuple."""
-    if batch is not None and not isinstance(batch, tuple):
+    """Raises unless `batch` is None or a tuple of arrays, or of pytrees of them."""
+    leaves = jax.tree.leaves(batch)
+    bad = [type(a).__name__ for a in leaves if not _is_array(a)]
+    if batch is not None and (not isinstance(batch, tuple) or bad):
         raise ValueError(
-            f"`dummy_input` is of type {type(batch).__name__}; allowed is a tuple of "
-            "arrays, for example `(frames,)`."
+            f"`batch` (or `dummy_input`) is {type(batch).__name__}"
+            f"{' of ' + ', '.join(bad) if bad else ''}; allowed is a tuple of arrays, "
+            "or of jax.ShapeDtypeStructs, for example `(frames,)`."
+        )
+
+
+def _is_array(a: Any) -> bool:
+    return isinstance(a, int | float | complex) or (
+        hasattr(a, "shape") and hasattr(a, "dtype")
+    )
+
+
+def check_loss(loss: Any) -> None:
+    """Raises unless `loss` can be called."""
+    if not callable(loss):
+        raise ValueError(
+            f"`loss` is {loss!r}; allowed is a function `loss(model, *batch)`."
         )
 
 
@@ -79,9 +96,10 @@ def check_device(device: str | None) -> None:
 
 
 def plan_segment(
-    path: str, module: nnx.Module, known: Known | None, compress: bool, unchecked: bool
+    path: str, module: nnx.Module, arrives: Boundary, compress: bool, unchecked: bool
 ) -> PlannedSegment:
     """One segment of a plan: its path, its compressor and what its input can hold."""
+    known = arrives.known
     grid = None if known is None else known.grid
     boundary = UNKNOWN if known is None else str(known)
     own = _own_compressor(module) if compress else NullSpikeCompressor()
@@ -94,7 +112,9 @@ def plan_segment(
             "NullSpikeCompressor, remove the attribute, or pass `unchecked=True` if "
             "you know better."
         )
-    return PlannedSegment(path, type(own).__name__, boundary)
+    relies = own.holds is not None and own.covers(grid)
+    arrays = arrives.arrays if relies else ()
+    return PlannedSegment(path, type(own).__name__, boundary, arrays)
 
 
 def _own_compressor(module: nnx.Module) -> BaseSpikeCompressor | None:
