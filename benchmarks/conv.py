@@ -4,8 +4,9 @@ Each program is compiled alone. The four runs of one kind of gradient (XLA's and
 outside a loop and in a `lax.scan` over four equal parts of the images) alternate in one
 process, so that other work on the machine slows them all alike; the table gives the
 median of `--repeats` runs as GFLOP/s of useful work, and the compiled temporary bytes.
-XLA's own gradient in a loop can take minutes, so it sees `--loop-images` images only;
-ours sees the same. Read ratios within a row, not rates.
+XLA's own gradient in a loop can take minutes, so in the scan both see `--loop-images`
+images only. Compare the two forms at one place, not the scan with the outside: the
+scan's temporary bytes include its slices of the inputs, and its parts are small.
 
     JAX_PLATFORMS=cpu python benchmarks/conv.py
 """

@@ -58,7 +58,8 @@ class Split(NamedTuple):
 def load(samples: int | None) -> tuple[Split, Split]:
     """The first `samples` digits, or all of them, for training and for testing."""
     digits = load_digits()
-    images, labels = digits.images[:samples] / 16, digits.target[:samples]
+    images = digits.images[:samples] / 16
+    labels = digits.target[:samples].astype(np.int32)  # jax has no int64 by default
     frames = np.stack([to_frames(image) for image in images], axis=1)
     train, test = train_test_split(
         np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
@@ -88,7 +89,7 @@ def batches(data: Split, order: np.ndarray) -> Iterator[Batch]:
 
 
 class SpikingVGG(nnx.Module):
-    """Six Conv-BatchNorm-LIF blocks and a linear readout, averaged over time."""
+    """Five Conv-BatchNorm-LIF blocks and a linear readout, averaged over time."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         block = functools.partial(snn.models.VGGBlock, detach_reset=True, rngs=rngs)
@@ -96,12 +97,11 @@ class SpikingVGG(nnx.Module):
             block(2, 16),
             block(16, 16),
             block(16, 16),
-            block(16, 32, pool_first=True),
-            block(32, 32),
-            block(32, 64, pool_first=True),
+            block(16, 48, pool_first=True),
+            block(48, 96, pool_first=True),
         )
         self.readout = snn.layer.Sequential(
-            snn.layer.Flatten(), snn.layer.Linear(64 * (SIZE // 4) ** 2, 10, rngs=rngs)
+            snn.layer.Flatten(), snn.layer.Linear(96 * (SIZE // 4) ** 2, 10, rngs=rngs)
         )
 
     def __call__(self, frames: jax.Array) -> jax.Array:
@@ -251,7 +251,7 @@ def draw(reports: dict[str, memopt.MemoryReport], file: Path) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Digits seen by an event camera.")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="output folder")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--samples", type=int, help="take only the first, 500 or more")
     parser.add_argument("--quick", action="store_true", help="600 samples, 2 epochs")
     args = parser.parse_args()

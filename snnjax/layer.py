@@ -123,10 +123,18 @@ class BatchNorm(nnx.BatchNorm):
             rngs=rngs,
         )
 
-    def __call__(self, x: Array, use_running_average: bool | None = None) -> Array:
+    def __call__(
+        self,
+        x: Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: Array | None = None,
+    ) -> Array:
         """`[time, batch, ..., num_features]`, normalized per feature."""
         check_time_major(x, "x", "time batch ...")
         _check_features(x, self.num_features)
+        if mask is not None:
+            return super().__call__(x, use_running_average, mask=mask)
         given = use_running_average
         frozen = self.use_running_average if given is None else given
         with jax.named_scope("snn.batch_norm"):
@@ -156,7 +164,7 @@ class _Pool(nnx.Module):
         window: int | Sequence[int] = 2,
         strides: int | Sequence[int] | None = None,
         *,
-        padding: PaddingLike = "VALID",
+        padding: Any = "VALID",
     ) -> None:
         self.window = (window, window) if isinstance(window, int) else tuple(window)
         strides = self.window if strides is None else strides

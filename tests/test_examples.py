@@ -26,9 +26,10 @@ def example():
 
 
 def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    settings = {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "XLA_FLAGS": ""}
     return subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"},
+        env=os.environ | settings,
         capture_output=True,
         text=True,
         timeout=300,

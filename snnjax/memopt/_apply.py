@@ -90,5 +90,5 @@ def _check_fingerprint(net: nnx.Module, plan: Plan) -> None:
 
 def _compressor(module: nnx.Module, name: str) -> BaseSpikeCompressor:
     """An instance that the user gave keeps its settings; else one made by name."""
-    own = getattr(module, "x_compressor", None)
+    own: Any = getattr(module, "x_compressor", None)
     return own if type(own).__name__ == name else compressor_named(name)

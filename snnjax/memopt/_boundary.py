@@ -14,8 +14,8 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from ._model import copy_structure, describe, modules_at, shape_of, subclassed
-from ._ranges import Analysis, Known, union
+from ._model import become, copy_structure, derived, describe, modules_at, shape_of
+from ._ranges import Analysis, Known, of_dtype, union
 
 _PREFIX = "snnjax.boundary/"
 
@@ -55,7 +55,7 @@ def boundaries(
     seen: dict[str, list[tuple[Known | None, Any]]] = {}
     for jaxpr in _traces(marked, loss, batch):
         analysis = Analysis()
-        analysis.run(jaxpr, [None] * len(jaxpr.jaxpr.invars))
+        analysis.run(jaxpr, [of_dtype(v.aval.dtype) for v in jaxpr.jaxpr.invars])
         for name, values in analysis.named.items():
             seen.setdefault(name, []).extend(values)
     ours = {n: v for n, v in seen.items() if n.startswith(_PREFIX)}
@@ -73,7 +73,7 @@ def _mark(module: nnx.Module, path: str) -> None:
     def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return cls.__call__(self, checkpoint_name(x, _PREFIX + path), *args, **kwargs)
 
-    subclassed(module, type(cls)(cls.__name__, (cls,), {"__call__": call}))
+    become(module, derived((cls,), cls.__name__, {"__call__": call}))
 
 
 def _traces(

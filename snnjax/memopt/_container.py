@@ -17,7 +17,7 @@ from flax import nnx
 
 from .._types import Array
 from ._compress import BaseSpikeCompressor, NullSpikeCompressor
-from ._model import describe, subclassed
+from ._model import become, derived, describe
 from ._segment import gc_segment
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -35,7 +35,7 @@ class GCContainer(nnx.Module):
 
 
 def make_gc(
-    module: nnx.Module, compressor: BaseSpikeCompressor, arrays: tuple[str, ...] = ()
+    module: Any, compressor: BaseSpikeCompressor, arrays: tuple[str, ...] = ()
 ) -> None:
     """Turns `module` into a GC segment, in place; the class is what changes.
 
@@ -47,7 +47,7 @@ def make_gc(
     """
     module.x_compressor = compressor
     module.proven_for = arrays
-    subclassed(module, _gc_class(type(module)))
+    become(module, _gc_class(type(module)))
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def _gc_class(cls: type[nnx.Module]) -> type[GCContainer]:
         return _revive, (cls,), vars(self)
 
     body = {"__call__": call, "__reduce__": reduce, "__module__": cls.__module__}
-    return type(nnx.Module)(f"GCContainer[{cls.__name__}]", (GCContainer, cls), body)
+    return derived((GCContainer, cls), f"GCContainer[{cls.__name__}]", body)
 
 
 def _revive(cls: type[nnx.Module]) -> Any:

@@ -7,6 +7,7 @@ operations: the result holds every value that the operation can give.
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +41,7 @@ class Grid:
         """Bits that tell its members apart."""
         return (self.hi - self.lo).bit_length()
 
-    def contains(self, values: np.ndarray) -> np.ndarray:
+    def contains(self, values: Any) -> np.ndarray:
         """Which of `values` are members, elementwise."""
         k = np.asarray(values, np.float64) / 2.0**self.exponent
         return (k == np.round(k)) & (k >= self.lo) & (k <= self.hi)
@@ -96,8 +97,9 @@ _LIMIT = 62  # exponents beyond this are of no use, and would make large integer
 
 def union(grids: Iterable[Grid | None]) -> Grid | None:
     """The smallest grid with every member of every one; None, unknown, if one is."""
-    known = list(grids)
-    if not known or any(g is None for g in known):
+    every = list(grids)
+    known = [g for g in every if g is not None]
+    if not known or len(known) < len(every):
         return None
     return _hull(known, min, max)
 

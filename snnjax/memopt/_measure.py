@@ -351,4 +351,4 @@ def _flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def _dtype(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
+    return jax.numpy.result_type(leaf)  # as jax will take it: int64 comes as int32

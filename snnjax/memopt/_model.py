@@ -63,7 +63,13 @@ def _copy(node: Any, memo: dict[int, Any]) -> Any:
     return memo[id(node)]
 
 
-def subclassed(module: nnx.Module, cls: type) -> None:
+def derived(bases: tuple[type, ...], name: str, body: dict[str, Any]) -> Any:
+    """A class made on the fly, by the bases' own metaclass."""
+    metaclass: Any = type(bases[0])
+    return metaclass(name, bases, body)
+
+
+def become(module: nnx.Module, cls: type) -> None:
     """Gives `module`, in place, a class derived from the one it has."""
     object.__setattr__(module, "__class__", cls)
 

@@ -1,5 +1,7 @@
 """The public entry: model and example batch in, plan or segmented model out."""
 
+import functools
+import operator
 import time
 from typing import Any, Literal, TypeVar, overload
 
@@ -88,7 +90,7 @@ def make_plan(
         segments=tuple(segments if level else ()),
         candidates=tuple(targets),
         fingerprint=fingerprint(net),
-        notes=tuple(_notes(list(targets), list(reached), batch)),
+        notes=tuple(_notes(list(targets), list(reached), level, batch)),
     )
     if batch is None:
         return plan
@@ -163,11 +165,15 @@ def memory_optimization(
 
 def _sum_of_outputs(model: nnx.Module, *inputs: Any) -> Array:
     outputs: Any = model(*inputs)
-    return sum(y.sum() for y in jax.tree.leaves(outputs))
+    return functools.reduce(operator.add, (y.sum() for y in jax.tree.leaves(outputs)))
 
 
-def _notes(targets: list[str], reached: list[str], batch: Any) -> list[str]:
+def _notes(
+    targets: list[str], reached: list[str], level: int, batch: Any
+) -> list[str]:
     notes = []
+    if level == 0:
+        notes.append("level 0 leaves the model as it is; `level=1` makes segments")
     if batch is None:
         notes.append(
             "without an example batch nothing is known of what the segments' inputs "

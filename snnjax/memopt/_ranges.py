@@ -192,6 +192,11 @@ def _has_negative_zero(array: np.ndarray) -> bool:
     return bool(floats and np.any((array == 0) & np.signbit(array)))
 
 
+def of_dtype(dtype: Any) -> Value:
+    """What the dtype alone says of a value from outside."""
+    return Known(BINARY, ("bool input",)) if dtype == jnp.bool_ else None
+
+
 def union(values: Sequence[Value]) -> Value:
     """What is known of a value that is one of `values`."""
     grid = _grid.union([_grid_of(v) for v in values])

@@ -74,8 +74,8 @@ class MemOptSummary:
         return sum(s.compressor == compressor for s in self.plan.segments)
 
     def __str__(self) -> str:
-        steps = ", ".join(self.applied_steps) or "nothing applied"
-        return f"{self.plan}\n{steps}; planned in {self.optimize_seconds:.1f} s"
+        made = f"{self.gc_container_count} of {self.gc_candidate_count} modules are now"
+        return f"{self.plan}\n{made} GC segments; took {self.optimize_seconds:.1f} s"
 
 
 def summarize(plan: Plan, compress_x: bool, seconds: float) -> MemOptSummary:

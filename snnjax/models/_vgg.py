@@ -113,8 +113,8 @@ class CIFAR10DVSVGG(nnx.Module):
         ]
         self.features = layer.Sequential(*blocks, layer.AvgPool(2))
         head = [layer.Dropout(dropout, rngs=rngs)] if dropout > 0 else []
-        head.append(layer.Linear(512 * 3 * 3, 10, dtype=dtype, rngs=rngs))
-        self.classifier = layer.Sequential(layer.Flatten(), *head)
+        linear = layer.Linear(512 * 3 * 3, 10, dtype=dtype, rngs=rngs)
+        self.classifier = layer.Sequential(layer.Flatten(), *head, linear)
 
     def __call__(self, x: Array) -> Array:
         """Frames `[time, batch, 48, 48, 2]` to class scores `[time, batch, 10]`."""
