@@ -1,9 +1,9 @@
 """Bytes of a training step, plain and level 1: the tutorial's VGG, and a growing chain.
 
 Peak is temp + argument + output - alias of the whole donated step (loss, gradient,
-update), compiled and not run, for this machine's CPU and for GPUs that need not be here.
-Residual bytes are what is kept from forward to backward. `--time` also runs plain and
-level 1 by turns in this process and gives the median of the paired ratios.
+update), compiled and not run, for this machine's CPU and for GPUs that need not be
+here. Residual bytes are what is kept from forward to backward. `--time` also runs plain
+and level 1 by turns in this process and gives the median of the paired ratios.
 
     JAX_PLATFORMS=cpu python benchmarks/memory.py
     JAX_PLATFORMS=cpu python benchmarks/memory.py --devices cpu --time 5

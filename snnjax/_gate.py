@@ -28,7 +28,8 @@ def gate(residuals: Any, cotangents: Any) -> tuple[Any, Any]:
 
 def start_after(a: Array, due: Array) -> Array:
     """`a`, where `a` may be a constant, allocated no earlier than `due` exists."""
-    return a + never(due).astype(a.dtype)
+    # Not a zero in its place, which XLA would fold where `a` is a constant zero.
+    return jnp.where(never(due), jnp.ones_like(a), a)
 
 
 def never(tree: Any) -> Array:

@@ -6,7 +6,7 @@ Ioffe and Szegedy, "Batch Normalization", ICML 2015, Algorithm 1.
 import jax.numpy as jnp
 from jax import lax
 
-from ._types import Array
+from ._types import Array, float32_at_least
 
 
 def batch_moments(x: Array) -> tuple[Array, Array]:
@@ -20,7 +20,7 @@ def batch_moments(x: Array) -> tuple[Array, Array]:
     Returns:
         Mean and variance, `[feature]` each, in one pass over `x`.
     """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = x.astype(float32_at_least(x.dtype))
     axes = tuple(range(x.ndim - 1))
     mean = x.mean(axes)
     return mean, jnp.maximum(0, jnp.square(x).mean(axes) - jnp.square(mean))

@@ -4,9 +4,17 @@ Time-major, channels-last everywhere: `[time, batch, height, width, channel]` fo
 images, `[time, batch, feature]` for vectors.
 """
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
+
+
+def float32_at_least(dtype: Any) -> Any:
+    """The dtype to compute in: float32 for half precisions, else the dtype itself."""
+    return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
 
 
 def check_time_major(x: Array, name: str, layout: str) -> None:

@@ -5,6 +5,7 @@ one batch axis (Conv, pooling). `fold` makes one batch axis of time and batch wh
 is needed; BatchNorm's moments run over time, batch and space together, as they should.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -181,7 +182,7 @@ class _Pool(nnx.Module):
         """Whether the windows cover `x` without a gap, an overlap or a rest."""
         space = x.shape[2:-1]
         whole = all(n % w == 0 for n, w in zip(space, self.window))
-        return whole and self.strides == self.window
+        return whole and self.strides == self.window and self.padding == "VALID"
 
 
 class AvgPool(_Pool):
@@ -190,7 +191,7 @@ class AvgPool(_Pool):
     Args:
         window: one integer for two dimensions of space, or a tuple of integers.
         strides: as `window`; `None` is the window itself.
-        padding: `"VALID"`, `"SAME"` or pairs of integers, as `flax.nnx.avg_pool`.
+        padding: `"VALID"`, `"SAME"` or pairs of integers; padded zeros count.
     """
 
     def __call__(self, x: Array) -> Array:
@@ -201,8 +202,10 @@ class AvgPool(_Pool):
             # more at the peak of the tutorial's VGG on XLA:CPU.
             if self._tiles(x):
                 return _mean_of_tiles(x, self.window)
-            pool = nnx.avg_pool
-            return fold(lambda x: pool(x, self.window, self.strides, self.padding), x)
+            return fold(self._sum, x) / math.prod(self.window)
+
+    def _sum(self, x: Array) -> Array:
+        return nnx.pool(x, 0.0, jax.lax.add, self.window, self.strides, self.padding)
 
 
 def _mean_of_tiles(x: Array, window: tuple[int, ...]) -> Array:
@@ -226,11 +229,16 @@ class Flatten(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         check_time_major(x, "x", "time batch ...")
-        return x.reshape((*x.shape[:2], -1))
+        return x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
 
 
 def _check_image(x: Array, space: int, channels: int | None) -> None:
-    names = {1: "length", 2: "height width", 3: "depth height width"}[space]
+    names = {1: "length", 2: "height width", 3: "depth height width"}.get(space)
+    if names is None:
+        raise ValueError(
+            f"`kernel_size` or `window` has {space} dimensions; allowed are 1 to 3 "
+            "dimensions of space, without time, batch and channel."
+        )
     check_time_major(x, "x", f"time batch {names} channel")
     if channels is not None:
         _check_features(x, channels)

@@ -27,12 +27,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
 from . import surrogate as _surrogate
 from ._gate import start_after
-from ._types import Array, check_time_major
+from ._types import Array, check_time_major, float32_at_least
 
 Surrogate = Callable[[Array], Array]
 Step = Callable[[Array, Any], tuple[Array, Any]]
@@ -93,7 +94,8 @@ def lif(
             membrane.
         v: membrane potential before the first step, `[...]`; `None` is rest.
         tau: membrane time constant in time steps, at least 1; `math.inf` is IF. An
-            array, of a shape that broadcasts to `x[0]`, is differentiated.
+            array, of a shape that broadcasts to `x[0]`, is differentiated and not
+            checked.
         decay_input: whether the leak also scales the input.
         v_threshold: firing threshold.
         v_reset: potential after a spike; `None` subtracts the threshold instead.
@@ -116,16 +118,26 @@ def lif(
             "it, for instance with `x.astype('float32')`."
         )
     _check_tau(tau)
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = float32_at_least(x.dtype)
     rule = _Membrane(decay_input, v_threshold, v_reset, detach_reset, surrogate)
-    leak = jnp.asarray(1 / tau, dtype)
-    v = jnp.full(x.shape[1:], rule.rest, dtype) if v is None else v.astype(dtype)
+    leak = _leak(tau, x.ndim - 1, dtype)
+    v = jnp.full(x.shape[1:], rule.rest, dtype) if v is None else jnp.asarray(v, dtype)
+    if v.shape != x.shape[1:]:
+        raise ValueError(
+            f"`v` has shape {v.shape}; allowed is {x.shape[1:]}, one time step of `x`."
+        )
     with jax.named_scope("snn.lif"):
         return _multi_step(rule, leak, v, x)
 
 
+def _leak(tau: float | Array, ndim: int, dtype: Any) -> Array:
+    """`1 / tau`, one number or with the axes of one time step."""
+    leak = jnp.asarray(1 / tau, dtype)
+    return leak.reshape((1,) * (ndim - leak.ndim) + leak.shape) if leak.ndim else leak
+
+
 def _check_tau(tau: float | Array) -> None:
-    if isinstance(tau, int | float) and not tau >= 1:
+    if not isinstance(tau, jax.Array) and not np.all(np.asarray(tau) >= 1):
         raise ValueError(
             f"`tau` is {tau}; a membrane time constant is at least 1 time step "
             "(`math.inf` for no leak)."
@@ -149,14 +161,21 @@ def _potentials(
     allocates at the start of the program and keeps alive all through (design 4.2).
     """
 
-    def step(t: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        v, h = carry
-        ht = rule.charge(leak, v, _at(h, t))
-        return rule.fire_and_reset(ht)[1], _put(h, t, ht)
-
-    start = start_after(v, x), x.astype(v.dtype)
-    v, h = lax.fori_loop(0, x.shape[0], step, start)
+    start = leak, start_after(v, x), x.astype(v.dtype)
+    _, v, h = lax.fori_loop(0, x.shape[0], _charging(rule), start)
     return h, v
+
+
+@functools.lru_cache
+def _charging(rule: _Membrane) -> Callable[..., tuple[Array, Array, Array]]:
+    """The body of the loop; one object a rule, so that JAX compiles it once."""
+
+    def step(t: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        leak, v, h = carry
+        ht = rule.charge(leak, v, _at(h, t))
+        return leak, rule.fire_and_reset(ht)[1], _put(h, t, ht)
+
+    return step
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -334,7 +353,7 @@ class _Leaky(Neuron):
         """`tau` of `lif`."""
 
     def initial_state(self, x: Array) -> Array:
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = float32_at_least(x.dtype)
         return jnp.full(x.shape, self.v_reset or 0.0, dtype)
 
     def multi_step(self, x: Array, state: Array) -> tuple[Array, Array]:

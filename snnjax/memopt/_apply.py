@@ -1,6 +1,5 @@
 """A plan and a model make the same model, segmented."""
 
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -17,11 +16,10 @@ from ._model import (
     shape_of,
 )
 from ._plan import Plan, difference
+from ._planned import make_planned
 
 Model = TypeVar("Model", bound=nnx.Module)
 _SHOWN = 8  # lines of a difference in an error
-_PLAIN = (bool, int, float, str, tuple)
-_MODE = ("deterministic", "use_running_average")  # what train() and eval() switch
 
 
 def apply_plan(net: Model, plan: Plan) -> Model:
@@ -45,36 +43,33 @@ def apply_plan(net: Model, plan: Plan) -> Model:
         )
     _check_fingerprint(net, plan)
     planned = copy_structure(net)
-    modules = modules_at(planned, [s.path for s in plan.segments])
+    modules = modules_at(planned, (s.path for s in plan.segments))
     for segment in plan.segments:
         module = modules[segment.path]
         compressor = _compressor(module, segment.compressor)
-        make_gc(module, compressor, segment.arrays)
+        make_gc(module, compressor, trusted=segment.unchecked)
+    if plan.segments:
+        make_planned(planned)
     return planned
 
 
 def fingerprint(net: nnx.Module) -> tuple[tuple[str, str], ...]:
     """What a plan remembers of its model, as pairs of a path and a description.
 
-    All variables by type, dtype and shape; all modules by class and by their settings,
-    but for whether the model is in training or in evaluation.
+    All variables by type, dtype and shape, and all modules by class.
     """
     flat = nnx.to_flat_state(nnx.state(net))
     variables = [(path_name(path), _describe(variable)) for path, variable in flat]
-    return (*variables, *_settings(net))
+    modules = named_modules(net).items()
+    classes = [
+        (path or "(the model)", type(module).__name__) for path, module in modules
+    ]
+    return (*variables, *classes)
 
 
 def _describe(variable: Any) -> str:
     arrays = ", ".join(describe(shape_of(a)) for a in jax.tree.leaves(variable))
     return f"{type(variable).__name__} {arrays}".strip()
-
-
-def _settings(net: nnx.Module) -> Iterator[tuple[str, str]]:
-    for path, module in named_modules(net).items():
-        yield path or "(the model)", type(module).__name__
-        for name, value in vars(module).items():
-            if isinstance(value, _PLAIN) and name not in _MODE and name[0] != "_":
-                yield f"{path}.{name}", repr(value)
 
 
 def _check_fingerprint(net: nnx.Module, plan: Plan) -> None:

@@ -1,70 +1,83 @@
-"""What the input of each segment can hold, by tracing the model once for each mode.
+"""What the input of each segment can hold, proven when a call of the model is traced.
 
 Every target's input is named in the traced program; `_ranges.py` then interprets the
-program up to each name. Nothing runs, and no sample is ever looked at. A proof is for
-the shapes that were traced, since a sum over the batch depends on them, and for
-training and evaluation alike, since a plan outlives both.
+program up to each name. Nothing runs, and no sample is ever looked at. A proof is of
+one program, so it is made anew for each shape, dtype and mode that the model is called
+with: a sum over the batch, or an `if` on a shape, makes another program.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from ._model import become, copy_structure, derived, describe, modules_at, shape_of
+from ._model import (
+    as_class,
+    become,
+    copy_structure,
+    derived,
+    describe,
+    modules_at,
+    shape_of,
+)
 from ._ranges import Analysis, Known, of_dtype, union
 
+Proofs = dict[str, Known | None]
 _PREFIX = "snnjax.boundary/"
 
 
-@dataclasses.dataclass(frozen=True)
-class Boundary:
-    """What arrives at a module: what is known of it, and as which arrays it came."""
-
-    known: Known | None
-    arrays: tuple[str, ...]
-
-
-def boundaries(
-    net: nnx.Module,
+def prove_call(
+    model: nnx.Module,
     paths: tuple[str, ...],
-    loss: Callable[..., Any],
-    batch: tuple[Any, ...],
-) -> dict[str, Boundary]:
-    """What can arrive at each module of `net` that `paths` names.
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Proofs:
+    """What can arrive at modules of `model` when it is called with these arguments.
 
     Args:
-        net: the model; it is traced on abstract values and left as it is.
-        paths: of modules of `net`.
-        loss: `loss(model, *batch)`; only what it calls of the model matters.
-        batch: arrays or `jax.ShapeDtypeStruct`s.
+        model: it is traced on abstract values and left as it is.
+        paths: of modules of `model`.
+        args, kwargs: of the call; of arrays only shape and dtype matter.
 
     Returns:
-        A `Boundary` for each path that the forward pass reaches, in the order in which
-        it does; paths that it does not reach are left out.
-
-    Raises:
-        ValueError: the model cannot be traced on this batch, or `loss` is no scalar.
+        For each path that the call reaches, in that order, what is known of the
+        module's input; None is nothing.
     """
-    marked = copy_structure(net)
-    for path, module in modules_at(marked, paths).items():
-        _mark(module, path)
-    seen: dict[str, list[tuple[Known | None, Any]]] = {}
-    for jaxpr in _traces(marked, loss, batch):
-        analysis = Analysis()
-        analysis.run(jaxpr, [of_dtype(v.aval.dtype) for v in jaxpr.jaxpr.invars])
-        for name, values in analysis.named.items():
-            seen.setdefault(name, []).extend(values)
-    ours = {n: v for n, v in seen.items() if n.startswith(_PREFIX)}
-    return {n.removeprefix(_PREFIX): _boundary(v) for n, v in ours.items()}
+    graphdef, state = nnx.split(model)
+    leaves, structure = jax.tree.flatten((state, args, kwargs))
+    static = tuple(shape_of(a) if hasattr(a, "dtype") else a for a in leaves)
+    try:
+        return _prove(graphdef, paths, static, structure)
+    except TypeError:  # an argument that cannot be hashed
+        return _prove.__wrapped__(graphdef, paths, static, structure)
 
 
-def _boundary(values: list[tuple[Known | None, Any]]) -> Boundary:
-    arrays = dict.fromkeys(describe(array) for _, array in values)
-    return Boundary(union([known for known, _ in values]), tuple(arrays))
+@functools.lru_cache(maxsize=256)
+def _prove(
+    graphdef: Any, paths: tuple[str, ...], leaves: tuple[Any, ...], structure: Any
+) -> Proofs:
+    """`prove_call` of what can be hashed, so that every program is proven once."""
+    where = [i for i, a in enumerate(leaves) if isinstance(a, jax.ShapeDtypeStruct)]
+
+    def call(arrays: list[Any]) -> Any:
+        values = list(leaves)
+        for i, a in zip(where, arrays):
+            values[i] = a
+        state, args, kwargs = jax.tree.unflatten(structure, values)
+        model = nnx.merge(graphdef, state, copy=True)
+        for path, module in modules_at(model, paths).items():
+            _mark(module, path)
+        outputs: Any = model(*args, **kwargs)
+        return jax.tree.leaves(outputs)
+
+    jaxpr = jax.make_jaxpr(call)([leaves[i] for i in where])
+    analysis = Analysis()
+    analysis.run(jaxpr, [of_dtype(v.aval.dtype) for v in jaxpr.jaxpr.invars])
+    named = {n: v for n, v in analysis.named.items() if n.startswith(_PREFIX)}
+    return {n.removeprefix(_PREFIX): union(v) for n, v in named.items()}
 
 
 def _mark(module: nnx.Module, path: str) -> None:
@@ -76,41 +89,52 @@ def _mark(module: nnx.Module, path: str) -> None:
     become(module, derived((cls,), cls.__name__, {"__call__": call}))
 
 
-def _traces(
-    model: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]
-) -> Iterator[Any]:
-    """Traces of the model as it stands, in training and in evaluation."""
-    graphdefs = set()
-    for switch in (lambda: None, model.train, model.eval):
-        switch()
-        graphdef, state = nnx.split(model)
-        if graphdef not in graphdefs:
-            graphdefs.add(graphdef)
-            yield _trace(type(model).__name__, graphdef, state, loss, batch)
-
-
-def _trace(
-    name: str,
-    graphdef: Any,
-    state: Any,
+def prove_loss(
+    net: nnx.Module,
+    paths: tuple[str, ...],
     loss: Callable[..., Any],
     batch: tuple[Any, ...],
-) -> Any:
+) -> Proofs:
+    """`prove_call` of every call of `net` that `loss(net, *batch)` makes, together.
+
+    Raises:
+        ValueError: the model cannot be traced on this batch, or `loss` is no scalar.
+    """
+    calls: list[Proofs] = []
+    watched = copy_structure(net)
+    cls = type(watched)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = as_class(cls, self)
+        calls.append(prove_call(plain, paths, args, kwargs))
+        return cls.__call__(self, *args, **kwargs)
+
+    become(watched, derived((cls,), cls.__name__, {"__call__": call}))
+    _check_scalar(_trace(watched, loss, batch))
+    order = dict.fromkeys(path for proofs in calls for path in proofs)
+    return {p: union([c[p] for c in calls if p in c]) for p in order}
+
+
+def _trace(model: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
+    graphdef, state = nnx.split(model)
+
     def forward(state: Any, batch: tuple[Any, ...]) -> Any:
         return loss(nnx.merge(graphdef, state, copy=True), *batch)
 
     abstract = jax.tree.map(shape_of, (state, batch))
     try:
-        jaxpr = jax.make_jaxpr(forward)(*abstract)
+        return jax.eval_shape(forward, *abstract)
     except Exception as error:
         arrays = ", ".join(describe(a) for a in jax.tree.leaves(abstract[1]))
         raise ValueError(
-            f"`batch` (or `dummy_input`) is {arrays}; {name} cannot be traced on it: "
-            f"{error}"
+            f"`batch` (or `dummy_input`) is {arrays}; {type(model).__name__} cannot be "
+            f"traced on it: {error}"
         ) from error
-    outputs = [describe(a) for a in jaxpr.out_avals]
-    if [a.shape for a in jaxpr.out_avals] != [()]:
+
+
+def _check_scalar(output: Any) -> None:
+    shapes = [describe(a) for a in jax.tree.leaves(output)]
+    if [a.shape for a in jax.tree.leaves(output)] != [()]:
         raise ValueError(
-            f"`loss` returns {', '.join(outputs) or 'nothing'}; allowed is one scalar."
+            f"`loss` returns {', '.join(shapes) or 'nothing'}; allowed is one scalar."
         )
-    return jaxpr

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from .._types import Array
-from ._compress import BaseSpikeCompressor, NullSpikeCompressor
+from ._compress import BaseSpikeCompressor, NullSpikeCompressor, Payload
 from ._model import become, derived, describe
 from ._segment import gc_segment
 
@@ -26,27 +26,30 @@ _ARRAYS = (jax.Array, np.ndarray)
 class GCContainer(nnx.Module):
     """Marks a module whose call is a GC segment.
 
-    `x_compressor` keeps its input; `proven_for` lists the arrays, as dtype and shape,
-    that this was proven exact for, none where no proof is needed.
+    Args:
+        x_compressor: what keeps the input.
+        needs_proof: whether that is exact on some values only.
+        proven: whether it is exact on those that the call being traced can bring.
     """
 
     x_compressor: BaseSpikeCompressor
-    proven_for: tuple[str, ...]
+    needs_proof: bool
+    proven: bool
 
 
 def make_gc(
-    module: Any, compressor: BaseSpikeCompressor, arrays: tuple[str, ...] = ()
+    module: Any, compressor: BaseSpikeCompressor, *, trusted: bool = False
 ) -> None:
     """Turns `module` into a GC segment, in place; the class is what changes.
 
     Args:
         module: maps one array `[time, batch, ...]` to another.
         compressor: what keeps its input.
-        arrays: what the compressor was proven exact for; an input of another dtype or
-            shape is kept as it is. Empty is anything.
+        trusted: whether the compressor needs no proof.
     """
     module.x_compressor = compressor
-    module.proven_for = arrays
+    module.needs_proof = not trusted and not compressor.covers(None)
+    module.proven = False
     become(module, _gc_class(type(module)))
 
 
@@ -89,23 +92,27 @@ def _call_segment(
         y = cls.__call__(module, x, *args, **kwargs)
         return y, _changes(cls, graphdef, state, module)
 
-    y, changes = gc_segment(run, _compressor(cls, self, x))(x, state, arrays)
+    y, changes = gc_segment(run, _compressor(self))(x, state, arrays)
     nnx.update(self, changes)
     return y
 
 
-def _compressor(
-    cls: type[nnx.Module], self: GCContainer, x: Array
-) -> BaseSpikeCompressor:
-    if not self.proven_for or describe(x) in self.proven_for:
-        return self.x_compressor
-    warnings.warn(
-        f"{cls.__name__} was planned for {' or '.join(self.proven_for)} and now takes "
-        f"{describe(x)}, for which nothing is proven; this input is kept uncompressed. "
-        "Make the plan with this batch.",
-        stacklevel=4,
-    )
-    return NullSpikeCompressor()
+def _compressor(self: GCContainer) -> BaseSpikeCompressor:
+    unproven = self.needs_proof and not self.proven
+    return _Uncompressed() if unproven else self.x_compressor
+
+
+class _Uncompressed(NullSpikeCompressor):
+    """Keeps an input of which nothing is proven in this call, and says so."""
+
+    def pack(self, x: Array) -> Payload:
+        warnings.warn(
+            f"a segment's input, {describe(x)}, is kept uncompressed: nothing proves "
+            "that its planned compressor is exact on it. Call the planned model "
+            "itself, not a part of it, or plan with inputs like these.",
+            stacklevel=2,
+        )
+        return super().pack(x)
 
 
 def _changes(

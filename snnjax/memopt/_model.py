@@ -14,6 +14,13 @@ def path_name(path: tuple[object, ...]) -> str:
     return ".".join(map(str, path))
 
 
+def as_class(cls: type, module: nnx.Module) -> Any:
+    """A second object of class `cls` with the attributes of `module`, shared."""
+    twin = object.__new__(cls)
+    vars(twin).update(vars(module))
+    return twin
+
+
 def named_modules(net: nnx.Module) -> dict[str, nnx.Module]:
     """Every module of `net` by its path."""
     return {path_name(path): module for path, module in _modules(net)}
@@ -25,7 +32,7 @@ def _modules(net: nnx.Module) -> list[tuple[tuple[object, ...], nnx.Module]]:
 
 def modules_at(net: nnx.Module, paths: Iterable[str]) -> dict[str, nnx.Module]:
     """The modules of `net` that `paths` name."""
-    modules = named_modules(net)
+    paths, modules = list(paths), named_modules(net)
     missing = [p for p in paths if p not in modules]
     if missing:
         raise ValueError(

@@ -12,7 +12,7 @@ from flax import nnx
 from .._step import Loss
 from .._types import Array
 from ._apply import apply_plan, fingerprint
-from ._boundary import Boundary, boundaries
+from ._boundary import prove_loss
 from ._plan import Plan
 from ._profile import with_figures
 from ._summary import MemOptSummary, summarize
@@ -78,12 +78,12 @@ def make_plan(
     loss = _sum_of_outputs if loss is None else loss
     check_loss(loss)
     if batch is None:
-        reached = dict.fromkeys(targets, Boundary(None, ()))
+        reached = dict.fromkeys(targets)
     else:
-        reached = boundaries(net, tuple(targets), loss, batch)
+        reached = prove_loss(net, tuple(targets), loss, batch)
     segments = [
-        plan_segment(path, targets[path], arrives, compress_x, unchecked)
-        for path, arrives in reached.items()
+        plan_segment(path, targets[path], known, compress_x, unchecked)
+        for path, known in reached.items()
     ]
     plan = Plan(
         level=level,
@@ -168,9 +168,7 @@ def _sum_of_outputs(model: nnx.Module, *inputs: Any) -> Array:
     return functools.reduce(operator.add, (y.sum() for y in jax.tree.leaves(outputs)))
 
 
-def _notes(
-    targets: list[str], reached: list[str], level: int, batch: Any
-) -> list[str]:
+def _notes(targets: list[str], reached: list[str], level: int, batch: Any) -> list[str]:
     notes = []
     if level == 0:
         notes.append("level 0 leaves the model as it is; `level=1` makes segments")

@@ -29,14 +29,13 @@ class PlannedSegment:
         path: of the module in the model, such as "features.layers.1".
         compressor: class name of what keeps its input.
         boundary: what its input can hold and why, in words.
-        arrays: dtypes and shapes that this was proven for; empty where the compressor
-            needs no proof.
+        unchecked: whether the user took that on himself.
     """
 
     path: str
     compressor: str
     boundary: str
-    arrays: tuple[str, ...] = ()
+    unchecked: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +147,7 @@ def _checked_body(text: str) -> dict[str, Any]:
 
 
 def _tuples(body: dict[str, Any]) -> dict[str, Any]:
-    segments = tuple(
-        PlannedSegment(**s | {"arrays": tuple(s["arrays"])}) for s in body["segments"]
-    )
+    segments = tuple(PlannedSegment(**s) for s in body["segments"])
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items()}
     for pairs in ("fingerprint", "versions"):
         fields[pairs] = tuple((a, b) for a, b in body[pairs])

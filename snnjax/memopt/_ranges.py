@@ -56,12 +56,11 @@ def analyze(closed_jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
 class Analysis:
     """One interpretation; `named` collects what passed each `checkpoint_name`.
 
-    For each name a list, in the order of the program, of what is known and the abstract
-    array.
+    For each name a list, in the order of the program, of what is known.
     """
 
     def __init__(self) -> None:
-        self.named: dict[str, list[tuple[Value, Any]]] = {}
+        self.named: dict[str, list[Value]] = {}
         self._quiet = 0
         self._scope: tuple[str, ...] = ()
 
@@ -98,8 +97,7 @@ class Analysis:
 
     def _record(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         if not self._quiet:
-            seen = self.named.setdefault(eqn.params["name"], [])
-            seen.append((inputs[0], eqn.invars[0].aval))
+            self.named.setdefault(eqn.params["name"], []).append(inputs[0])
         return inputs
 
     def _fixpoint(

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 from flax import nnx
 
-from ._boundary import Boundary
 from ._compress import (
     BaseSpikeCompressor,
     NullSpikeCompressor,
@@ -20,6 +19,7 @@ from ._container import GCContainer
 from ._devices import device_spec
 from ._model import named_modules, outermost
 from ._plan import PlannedSegment
+from ._ranges import Known
 
 Targets = type | tuple[type, ...]
 UNKNOWN = "unknown"
@@ -96,10 +96,9 @@ def check_device(device: str | None) -> None:
 
 
 def plan_segment(
-    path: str, module: nnx.Module, arrives: Boundary, compress: bool, unchecked: bool
+    path: str, module: nnx.Module, known: Known | None, compress: bool, unchecked: bool
 ) -> PlannedSegment:
     """One segment of a plan: its path, its compressor and what its input can hold."""
-    known = arrives.known
     grid = None if known is None else known.grid
     boundary = UNKNOWN if known is None else str(known)
     own = _own_compressor(module) if compress else NullSpikeCompressor()
@@ -112,9 +111,7 @@ def plan_segment(
             "NullSpikeCompressor, remove the attribute, or pass `unchecked=True` if "
             "you know better."
         )
-    relies = own.holds is not None and own.covers(grid)
-    arrays = arrives.arrays if relies else ()
-    return PlannedSegment(path, type(own).__name__, boundary, arrays)
+    return PlannedSegment(path, type(own).__name__, boundary, not own.covers(grid))
 
 
 def _own_compressor(module: nnx.Module) -> BaseSpikeCompressor | None:

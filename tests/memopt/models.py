@@ -93,7 +93,9 @@ def planned(
 ) -> memopt.Plan:
     """The plan of level 1 with its proofs, without compiling two steps to measure."""
     settings = {"loss": loss} | settings
-    unmeasured = mock.patch.object(_optimize, "with_figures", lambda net, plan, *_: plan)
+    unmeasured = mock.patch.object(
+        _optimize, "with_figures", lambda net, plan, *_: plan
+    )
     # Strict mode refuses bfloat16 in `promote_types`; that has a test of its own.
     with unmeasured, jax.numpy_dtype_promotion("standard"):
         return memopt.make_plan(net, targets, batch, **settings)

@@ -1,4 +1,4 @@
-"""Compressors: the way there and back is the identity, bit for bit, at one bit a value."""
+"""Compressors: there and back is the identity, bit for bit, at one bit a value."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -20,7 +20,15 @@ from snnjax.memopt._compress import compressor_for, compressor_named
 COMPRESSORS = (NullSpikeCompressor(), BitSpikeCompressor())
 DTYPES = ("float32", "bfloat16", "float16", "bool", "int8", "uint8", "int32")
 # Sizes that are no multiple of eight, no features at all, nothing at all.
-SHAPES = ((2, 3, 8), (1, 1, 1), (3, 2, 13), (2, 2, 3, 3, 5), (2, 3), (2, 0, 9), (2, 3, 0))
+SHAPES = (
+    (2, 3, 8),
+    (1, 1, 1),
+    (3, 2, 13),
+    (2, 2, 3, 3, 5),
+    (2, 3),
+    (2, 0, 9),
+    (2, 3, 0),
+)
 SHAPES += ((4,), (), (0, 2, 3))
 
 
@@ -118,7 +126,8 @@ def test_a_payload_is_data_with_static_shape_and_dtype():
 
 
 @pytest.mark.parametrize(
-    "grid, bit", [(Grid(0, 1), True), (Grid(1, 1), True), (Grid(0, 0, 5), True)]
+    "grid, bit",
+    [(Grid(0, 1), True), (Grid(1, 1), True), (Grid(0, 0, 5), True)]
     + [(Grid(0, 2), False), (Grid(0, 1, 1), False), (Grid(0, 1, -1), False)]
     + [(Grid(-1, 0), False), (None, False)],
 )

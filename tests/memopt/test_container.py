@@ -1,5 +1,6 @@
 """Segments of nnx modules against the same model unsegmented."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -219,7 +220,9 @@ class Custom(nnx.Module):
 
 
 def run_custom(module, x, mask, scale, shift):
-    out = module(x, mask, scale=scale, power=2, name="z", extra={"shift": shift, "n": 3})
+    out = module(
+        x, mask, scale=scale, power=2, name="z", extra={"shift": shift, "n": 3}
+    )
     assert set(out) == {"z", "parts", "none"} and out["none"] is None
     assert jnp.issubdtype(out["parts"][1].dtype, jnp.integer)
     y = out["z"]
@@ -248,7 +251,8 @@ def test_arguments_of_every_kind_get_their_gradients(jit):
     grad = lambda m: wrap(nnx.value_and_grad(run_custom, argnums=(0, 1, 2, 3, 4)))(  # noqa: E731
         m, *args
     )
-    expected, came = grad(module), grad(as_segment(module))
+    with contextlib.nullcontext() if jit else jax.disable_jit():
+        expected, came = grad(module), grad(as_segment(module))
     tolerance = 1e-5 if jit else 0
     assert_same(came[1][0], expected[1][0], tolerance=tolerance)
     arrays = lambda v: {str(i): np.asarray(a) for i, a in enumerate((v[0], *v[1][1:]))}  # noqa: E731
@@ -338,7 +342,10 @@ def test_a_compiled_step_repeats_the_convolutions():
             for line in text.splitlines()
         )
 
-    plain, seg = count(chain(ConvBlock, n=3)), count(segmented(chain(ConvBlock, n=3), x))
+    plain, seg = (
+        count(chain(ConvBlock, n=3)),
+        count(segmented(chain(ConvBlock, n=3), x)),
+    )
     assert seg == plain + 3, (plain, seg)
 
 
@@ -475,16 +482,14 @@ def test_a_compressor_of_the_users_own_keeps_its_settings():
     total = lambda m, x: m(x).sum()  # noqa: E731
     kept = {str(s.dtype) for s in memopt.residual_shapes(total, seg, x)}
     assert kept == {"float32", "bfloat16"}
-    assert_same(nnx.grad(loss)(seg, x), nnx.grad(loss)(chain(n=2), x), tolerance=0)
+    assert_same(nnx.grad(loss)(seg, x), nnx.grad(loss)(chain(n=2), x))
 
 
 def test_a_batch_sharded_step_gathers_no_activation():
     """On eight devices: parameters' gradients are reduced, activations stay put."""
     mesh = jax.make_mesh((8,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec(None, "batch")
-    x = jax.device_put(
-        frames((2, 16, WIDTH)), jax.sharding.NamedSharding(mesh, spec)
-    )
+    x = jax.device_put(frames((2, 16, WIDTH)), jax.sharding.NamedSharding(mesh, spec))
     seg = segmented(chain(n=2), x)
     seg_text, plain_text = (_text_of_gradient(net, x) for net in (seg, chain(n=2)))
     assert "all-gather" not in seg_text

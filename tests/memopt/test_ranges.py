@@ -13,7 +13,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from snnjax.memopt import Grid
-from snnjax.memopt._ranges import Analysis, Known, analyze
+from snnjax.memopt._ranges import Known, analyze
 
 SHAPE = (3, 4)  # of every value in a random program
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int32", "uint8", "bool")
@@ -209,7 +209,9 @@ def clamp(k: int, a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
 
 def pad(k: int, a: jax.Array, *_: Any) -> jax.Array:
     a = numeric(a)
-    return at_shape(lax.pad(a, constant(k, a), ((k % 2 - 1, 1, 0), (1, -1, k // 2 % 2))))
+    return at_shape(
+        lax.pad(a, constant(k, a), ((k % 2 - 1, 1, 0), (1, -1, k // 2 % 2)))
+    )
 
 
 def slice_(k: int, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
@@ -368,9 +370,7 @@ def check_many(examples: int) -> None:
     counts = []
 
     @given(program=programs)
-    @settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None
-    )
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     def sound(program):
         counts.append(check_soundness(program))
 

@@ -1,4 +1,4 @@
-"""The segment as a pure function: values and gradients of the plain one, little kept."""
+"""The segment as a pure function: gradients of the plain one, with little kept."""
 
 import collections
 from typing import Any
@@ -61,13 +61,18 @@ def assert_close(came: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("compressor", [BIT, NULL], ids=["bit", "null"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_eager_values_and_gradients_are_those_of_the_function(key, compressor, dtype):
+def test_values_and_gradients_are_those_of_the_function(key, compressor, dtype):
+    """Bit for bit where no compiler can round differently, and closely where one can."""
     x, w = spikes(key, dtype=dtype), weights(key, dtype=dtype)
     segment = gc_segment(layer, compressor)
-    assert_equal_bits(segment(x, w), layer(x, w))
     loss = lambda f: lambda x, w: weigh(f(x, w))  # noqa: E731
-    came = jax.value_and_grad(loss(segment), (0, 1))(x, w)
-    assert_equal_bits(came, jax.value_and_grad(loss(layer), (0, 1))(x, w))
+    grad = lambda f: jax.value_and_grad(loss(f), (0, 1))(x, w)  # noqa: E731
+    with jax.disable_jit():
+        assert_equal_bits(segment(x, w), layer(x, w))
+        assert_equal_bits(grad(segment), grad(layer))
+    if dtype == "float32":
+        assert_equal_bits(segment(x, w), layer(x, w))
+        assert_close(grad(segment), grad(layer))
 
 
 def two_layers(f: Any) -> Any:
@@ -106,8 +111,9 @@ def test_arguments_of_every_kind_and_trees_of_outputs(key):
         return jax.value_and_grad(run, (0, 1, 2, 3), has_aux=True)
 
     args = (x, {"w": w}, mask, scale)
-    expected = both(f)(*args)
-    assert_equal_bits(both(gc_segment(f, BIT))(*args), expected)
+    with jax.disable_jit():
+        expected = both(f)(*args)
+        assert_equal_bits(both(gc_segment(f, BIT))(*args), expected)
     assert_close(jax.jit(both(gc_segment(f, NULL)))(*args), expected)
 
 
@@ -218,31 +224,27 @@ def test_a_policy_keeps_the_residual_it_names_and_no_other(key):
 # --- what the compiler makes of it ----------------------------------------------------
 
 
-def deep(f: Any, n: int) -> Any:
+def compiled(f: Any, n: int, shape: tuple[int, ...] = (8, 32, 64)) -> Any:
     def loss(ws, x):
         for w in ws:
             x = f(x, w)
         return weigh(x)
 
-    return jax.jit(jax.value_and_grad(loss)), n
-
-
-def compiled(f: Any, n: int = 4, shape: tuple[int, ...] = (8, 32, 64)) -> Any:
-    step, n = deep(f, n)
     ws = [jax.ShapeDtypeStruct((shape[-1],) * 2, jnp.float32)] * n
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    step = jax.jit(jax.value_and_grad(loss))
     return step.lower(ws, x).compile(compiler_options=FAST)
 
 
 def test_the_compiled_step_repeats_the_forward_and_takes_less_memory():
     """XLA:CPU deletes barriers and merges equal products: only the gate stops it."""
-    plain, segmented = compiled(layer), compiled(gc_segment(layer, BIT))
+    n = 8
+    plain, segmented = compiled(layer, n), compiled(gc_segment(layer, BIT), n)
 
     def count(c):
         text = c.as_text()
         return text.count(" dot(") + text.count('custom_call_target="__onednn$matmul"')
 
-    n = 4
     # Forward, two gradients each, but none for the input of the first.
     assert count(plain) == 3 * n - 1
     assert count(segmented) == 4 * n - 1
