@@ -12,6 +12,15 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+def check_floating(x: Array, name: str) -> None:
+    """Raises unless `x` has a floating dtype."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"`{name}` has dtype {x.dtype}; allowed is a floating dtype, since it has "
+            "a gradient. Convert it, for instance with `x.astype('float32')`."
+        )
+
+
 def float32_at_least(dtype: Any) -> Any:
     """The dtype to compute in: float32 for half precisions, else the dtype itself."""
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype

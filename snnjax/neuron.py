@@ -33,7 +33,7 @@ from jax import lax
 
 from . import surrogate as _surrogate
 from ._gate import start_after
-from ._types import Array, check_time_major, float32_at_least
+from ._types import Array, check_floating, check_time_major, float32_at_least
 
 Surrogate = Callable[[Array], Array]
 Step = Callable[[Array, Any], tuple[Array, Any]]
@@ -112,11 +112,7 @@ def lif(
     backpropagation through time written out (Werbos, Proceedings of the IEEE 1990).
     """
     check_time_major(x, "x", "time ...")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(
-            f"`x` has dtype {x.dtype}; a neuron integrates a floating current. Convert "
-            "it, for instance with `x.astype('float32')`."
-        )
+    check_floating(x, "x")
     _check_tau(tau)
     dtype = float32_at_least(x.dtype)
     rule = _Membrane(decay_input, v_threshold, v_reset, detach_reset, surrogate)
@@ -283,6 +279,7 @@ class Neuron(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """Runs all time steps of `x`, `[time, batch, ...]`; spikes have its shape."""
         check_time_major(x, "x", "time batch ...")
+        check_floating(x, "x")
         start = self.initial_state(x[0])
         if self.kept is None:
             return self.multi_step(x, start)[0]
@@ -309,7 +306,9 @@ class ScanNeuron(Neuron):
     """A neuron of your own dynamics: write `initial_state` and `step`.
 
     Example:
-        >>> class Integrator(ScanNeuron):
+        >>> import jax.numpy as jnp
+        >>> import snnjax
+        >>> class Integrator(snnjax.neuron.ScanNeuron):
         ...     def initial_state(self, x):
         ...         return jnp.zeros_like(x)
         ...     def step(self, x, state):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from ._types import Array
+from ._types import Array, check_floating
 
 
 def surrogate(derivative: Callable[..., Array]) -> Callable[..., Array]:
@@ -40,20 +40,12 @@ def surrogate(derivative: Callable[..., Array]) -> Callable[..., Array]:
             (x,), (dx,) = primals, tangents
             return fire(x), dx * derivative(x, *args, **kwargs)
 
+        x = jnp.asarray(x)
+        check_floating(x, "x")
         with jax.named_scope("snn.spike"):
-            return fire(_floating(x))
+            return fire(x)
 
     return spike
-
-
-def _floating(x: Array) -> Array:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(
-            f"`x` has dtype {x.dtype}; a spike function needs a floating dtype, since "
-            "it has a gradient. Convert it, for instance with `x.astype('float32')`."
-        )
-    return x
 
 
 @surrogate

@@ -29,55 +29,59 @@ Proofs = dict[str, Known | None]
 _PREFIX = "snnjax.boundary/"
 
 
-def prove_call(
-    model: nnx.Module,
-    paths: tuple[str, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Proofs:
-    """What can arrive at modules of `model` when it is called with these arguments.
+class CallProof:
+    """What can arrive at modules of `model` when it is called with some arguments.
+
+    It is found out when first asked for, by tracing the call on abstract values; a call
+    that nobody differentiates never asks. Two proofs are equal if they say the same, so
+    that a compiled part of a model is used again exactly where it may be.
 
     Args:
-        model: it is traced on abstract values and left as it is.
+        model: it is left as it is.
         paths: of modules of `model`.
         args, kwargs: of the call; of arrays only shape and dtype matter.
-
-    Returns:
-        For each path that the call reaches, in that order, what is known of the
-        module's input; None is nothing.
     """
-    graphdef, state = nnx.split(model)
-    leaves, structure = jax.tree.flatten((state, args, kwargs))
-    static = tuple(shape_of(a) if hasattr(a, "dtype") else a for a in leaves)
-    try:
-        return _prove(graphdef, paths, static, structure)
-    except TypeError:  # an argument that cannot be hashed
-        return _prove.__wrapped__(graphdef, paths, static, structure)
 
+    def __init__(
+        self,
+        model: nnx.Module,
+        paths: tuple[str, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._paths = paths
+        self._graphdef, state = nnx.split(model)
+        leaves, self._structure = jax.tree.flatten((state, args, kwargs))
+        self._leaves = [shape_of(a) if hasattr(a, "dtype") else a for a in leaves]
 
-@functools.lru_cache(maxsize=256)
-def _prove(
-    graphdef: Any, paths: tuple[str, ...], leaves: tuple[Any, ...], structure: Any
-) -> Proofs:
-    """`prove_call` of what can be hashed, so that every program is proven once."""
-    where = [i for i, a in enumerate(leaves) if isinstance(a, jax.ShapeDtypeStruct)]
+    @functools.cached_property
+    def known(self) -> Proofs:
+        """For each path that the call reaches, in that order, what is known there."""
+        abstract = jax.ShapeDtypeStruct
+        where = [i for i, a in enumerate(self._leaves) if isinstance(a, abstract)]
 
-    def call(arrays: list[Any]) -> Any:
-        values = list(leaves)
-        for i, a in zip(where, arrays):
-            values[i] = a
-        state, args, kwargs = jax.tree.unflatten(structure, values)
-        model = nnx.merge(graphdef, state, copy=True)
-        for path, module in modules_at(model, paths).items():
+        def call(arrays: list[Any]) -> Any:
+            return self._call(self._leaves, dict(zip(where, arrays)))
+
+        jaxpr = jax.make_jaxpr(call)([self._leaves[i] for i in where])
+        analysis = Analysis()
+        analysis.run(jaxpr, [of_dtype(v.aval.dtype) for v in jaxpr.jaxpr.invars])
+        named = {n: v for n, v in analysis.named.items() if n.startswith(_PREFIX)}
+        return {n.removeprefix(_PREFIX): union(v) for n, v in named.items()}
+
+    def _call(self, leaves: list[Any], arrays: dict[int, Any]) -> Any:
+        values = [arrays.get(i, a) for i, a in enumerate(leaves)]
+        state, args, kwargs = jax.tree.unflatten(self._structure, values)
+        model = nnx.merge(self._graphdef, state, copy=True)
+        for path, module in modules_at(model, self._paths).items():
             _mark(module, path)
-        outputs: Any = model(*args, **kwargs)
-        return jax.tree.leaves(outputs)
+        return jax.tree.leaves(model(*args, **kwargs))
 
-    jaxpr = jax.make_jaxpr(call)([leaves[i] for i in where])
-    analysis = Analysis()
-    analysis.run(jaxpr, [of_dtype(v.aval.dtype) for v in jaxpr.jaxpr.invars])
-    named = {n: v for n, v in analysis.named.items() if n.startswith(_PREFIX)}
-    return {n.removeprefix(_PREFIX): union(v) for n, v in named.items()}
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallProof) and self.known == other.known
+
+    def __hash__(self) -> int:
+        return hash(CallProof)
 
 
 def _mark(module: nnx.Module, path: str) -> None:
@@ -95,7 +99,7 @@ def prove_loss(
     loss: Callable[..., Any],
     batch: tuple[Any, ...],
 ) -> Proofs:
-    """`prove_call` of every call of `net` that `loss(net, *batch)` makes, together.
+    """What every call of `net` that `loss(net, *batch)` makes proves, together.
 
     Raises:
         ValueError: the model cannot be traced on this batch, or `loss` is no scalar.
@@ -106,7 +110,7 @@ def prove_loss(
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         plain = as_class(cls, self)
-        calls.append(prove_call(plain, paths, args, kwargs))
+        calls.append(CallProof(plain, paths, args, kwargs).known)
         return cls.__call__(self, *args, **kwargs)
 
     become(watched, derived((cls,), cls.__name__, {"__call__": call}))
@@ -133,8 +137,8 @@ def _trace(model: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]) 
 
 
 def _check_scalar(output: Any) -> None:
-    shapes = [describe(a) for a in jax.tree.leaves(output)]
-    if [a.shape for a in jax.tree.leaves(output)] != [()]:
-        raise ValueError(
-            f"`loss` returns {', '.join(shapes) or 'nothing'}; allowed is one scalar."
-        )
+    leaves = jax.tree.leaves(output)
+    scalar = [a.shape for a in leaves] == [()]
+    if not scalar or not jax.numpy.issubdtype(leaves[0].dtype, jax.numpy.floating):
+        came = ", ".join(describe(a) for a in leaves) or "nothing"
+        raise ValueError(f"`loss` returns {came}; allowed is one floating scalar.")

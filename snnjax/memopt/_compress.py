@@ -20,11 +20,16 @@ from ._grid import BINARY, Grid
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Payload:
-    """A compressed array: `data` is kept; `shape` and `dtype` say what it was."""
+    """A compressed array: `data` is kept; the rest says what it was and how it went."""
 
     data: Any
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     dtype: Any = dataclasses.field(metadata={"static": True})
+    by: "BaseSpikeCompressor" = dataclasses.field(metadata={"static": True})
+
+    def unpack(self) -> Array:
+        """The array that was packed."""
+        return self.by.decompress(self.data, self.shape, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +57,7 @@ class BaseSpikeCompressor(abc.ABC):
 
     def pack(self, x: Array) -> Payload:
         """`compress` with shape and dtype alongside."""
-        return Payload(self.compress(x), tuple(x.shape), x.dtype)
-
-    def unpack(self, payload: Payload) -> Array:
-        """The array that `pack` was given."""
-        return self.decompress(payload.data, payload.shape, payload.dtype)
+        return Payload(self.compress(x), tuple(x.shape), x.dtype, self)
 
 
 @dataclasses.dataclass(frozen=True)

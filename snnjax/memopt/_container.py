@@ -6,6 +6,7 @@ module's variables (`_segment.py`); what the call changed, such as batch statist
 random counters, is an output of that function and is written back once.
 """
 
+import dataclasses
 import functools
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from .._types import Array
+from ._boundary import CallProof
 from ._compress import BaseSpikeCompressor, NullSpikeCompressor, Payload
 from ._model import become, derived, describe
 from ._segment import gc_segment
@@ -29,12 +31,12 @@ class GCContainer(nnx.Module):
     Args:
         x_compressor: what keeps the input.
         needs_proof: whether that is exact on some values only.
-        proven: whether it is exact on those that the call being traced can bring.
+        proof: the segment's path and what the running call of the model proves.
     """
 
     x_compressor: BaseSpikeCompressor
     needs_proof: bool
-    proven: bool
+    proof: tuple[str, CallProof] | None
 
 
 def make_gc(
@@ -49,7 +51,7 @@ def make_gc(
     """
     module.x_compressor = compressor
     module.needs_proof = not trusted and not compressor.covers(None)
-    module.proven = False
+    module.proof = None
     become(module, _gc_class(type(module)))
 
 
@@ -92,24 +94,35 @@ def _call_segment(
         y = cls.__call__(module, x, *args, **kwargs)
         return y, _changes(cls, graphdef, state, module)
 
-    y, changes = gc_segment(run, _compressor(self))(x, state, arrays)
+    keep = self.x_compressor
+    if self.needs_proof:
+        keep = _IfProven(keep, self.proof)
+    y, changes = gc_segment(run, keep)(x, state, arrays)
     nnx.update(self, changes)
     return y
 
 
-def _compressor(self: GCContainer) -> BaseSpikeCompressor:
-    unproven = self.needs_proof and not self.proven
-    return _Uncompressed() if unproven else self.x_compressor
+@dataclasses.dataclass(frozen=True)
+class _IfProven(NullSpikeCompressor):
+    """Packs by `compressor` where the proof covers that; otherwise keeps the array.
 
+    The proof is worked out here, when the input is packed, and not when the segment is
+    called: a forward pass without a gradient packs nothing.
+    """
 
-class _Uncompressed(NullSpikeCompressor):
-    """Keeps an input of which nothing is proven in this call, and says so."""
+    compressor: BaseSpikeCompressor
+    proof: tuple[str, CallProof] | None
 
     def pack(self, x: Array) -> Payload:
+        path, proof = self.proof or ("", None)
+        known = None if proof is None else proof.known.get(path)
+        if self.compressor.covers(None if known is None else known.grid):
+            return self.compressor.pack(x)
         warnings.warn(
-            f"a segment's input, {describe(x)}, is kept uncompressed: nothing proves "
-            "that its planned compressor is exact on it. Call the planned model "
-            "itself, not a part of it, or plan with inputs like these.",
+            f"the input of a segment{' at ' + path if path else ''}, {describe(x)}, is "
+            f"kept uncompressed: nothing proves that {type(self.compressor).__name__} "
+            "is exact on it. Call the planned model itself, not a part of it, and plan "
+            "with a batch like this one.",
             stacklevel=2,
         )
         return super().pack(x)

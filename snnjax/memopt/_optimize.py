@@ -3,6 +3,7 @@
 import functools
 import operator
 import time
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -78,19 +79,20 @@ def make_plan(
     loss = _sum_of_outputs if loss is None else loss
     check_loss(loss)
     if batch is None:
-        reached = dict.fromkeys(targets)
+        reached = {}
     else:
         reached = prove_loss(net, tuple(targets), loss, batch)
+    outside = [path for path in targets if path not in reached]
     segments = [
         plan_segment(path, targets[path], known, compress_x, unchecked)
-        for path, known in reached.items()
+        for path, known in (reached | dict.fromkeys(outside)).items()
     ]
     plan = Plan(
         level=level,
         segments=tuple(segments if level else ()),
         candidates=tuple(targets),
         fingerprint=fingerprint(net),
-        notes=tuple(_notes(list(targets), list(reached), level, batch)),
+        notes=tuple(_notes(outside, level, batch)),
     )
     if batch is None:
         return plan
@@ -168,16 +170,16 @@ def _sum_of_outputs(model: nnx.Module, *inputs: Any) -> Array:
     return functools.reduce(operator.add, (y.sum() for y in jax.tree.leaves(outputs)))
 
 
-def _notes(targets: list[str], reached: list[str], level: int, batch: Any) -> list[str]:
-    notes = []
+def _notes(outside: list[str], level: int, batch: Any) -> Iterator[str]:
     if level == 0:
-        notes.append("level 0 leaves the model as it is; `level=1` makes segments")
+        yield "level 0 leaves the model as it is; `level=1` makes segments"
     if batch is None:
-        notes.append(
+        yield (
             "without an example batch nothing is known of what the segments' inputs "
             "can hold, so they are kept as they are, and nothing was measured"
         )
-    idle = [path for path in targets if path not in reached]
-    if idle:
-        notes.append(f"not called on this batch, and left plain: {', '.join(idle)}")
-    return notes
+    elif outside:
+        yield (
+            "not met when the model itself is called on this batch, so that nothing is "
+            f"known of their inputs: {', '.join(outside)}"
+        )

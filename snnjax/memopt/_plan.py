@@ -16,6 +16,7 @@ from typing import Any, Self
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 SCHEMA = 1
 _MIB = 2**20
@@ -165,7 +166,7 @@ def _table(plan: Plan) -> Table:
             cells = ("GC", segment.compressor, segment.boundary)
         else:
             cells = ("plain", "", "")
-        table.add_row(path or "(the model)", *cells)
+        table.add_row(*map(Text, (path or "(the model)", *cells)))
     return table
 
 

@@ -1,9 +1,9 @@
 """A planned model proves its segments' inputs anew, for each program that it becomes.
 
 The plan says which compressor a segment is to use; whether it is exact is a question of
-the program, and shapes, dtypes and modes make other programs. So the model's own call
-finds that out when it is traced, and tells its segments. It takes a fraction of a
-second and happens once for each program.
+the program, and shapes, dtypes, modes and flags make other programs. So every call of
+the model brings a proof of its own, which is worked out when a segment first asks: in
+the forward pass of a gradient, when it is traced. That takes a fraction of a second.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 
 from flax import nnx
 
-from ._boundary import prove_call
+from ._boundary import CallProof
 from ._container import GCContainer
 from ._model import as_class, become, derived, named_modules
 
@@ -30,7 +30,7 @@ def make_planned(model: nnx.Module) -> None:
 @functools.cache
 def _planned_class(cls: type[nnx.Module]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _proven(cls, self, args, kwargs):
+        with _proof_at_hand(cls, self, args, kwargs):
             return cls.__call__(self, *args, **kwargs)
 
     def reduce(self: Any) -> tuple[Any, ...]:
@@ -46,24 +46,22 @@ def _revive(cls: type[nnx.Module]) -> Any:
 
 
 @contextlib.contextmanager
-def _proven(
+def _proof_at_hand(
     cls: type[nnx.Module], model: nnx.Module, args: Any, kwargs: Any
 ) -> Iterator[None]:
+    """Gives the segments in need of one a proof for this call, and takes it back."""
     segments = {
-        path: module
+        path: vars(module)  # nnx forbids setattr on a module of an outer trace
         for path, module in named_modules(model).items()
         if isinstance(module, GCContainer) and module.needs_proof
     }
     if segments:
-        # Not by setattr, which nnx forbids on a module of an outer trace; this is no
-        # state, and it is gone when the call ends.
-        proofs = prove_call(as_class(cls, model), tuple(segments), args, kwargs)
-        for path, segment in segments.items():
-            known = proofs.get(path)
-            grid = None if known is None else known.grid
-            vars(segment)["proven"] = segment.x_compressor.covers(grid)
+        # Of the unplanned class: the planned one's call would prove for ever.
+        proof = CallProof(as_class(cls, model), tuple(segments), args, kwargs)
+        for path, attributes in segments.items():
+            attributes["proof"] = (path, proof)
     try:
         yield
     finally:
-        for segment in segments.values():
-            vars(segment)["proven"] = False
+        for attributes in segments.values():
+            attributes["proof"] = None

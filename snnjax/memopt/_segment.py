@@ -40,6 +40,8 @@ def gc_segment(
         A function with the values and gradients of `f`.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from snnjax.memopt import BitSpikeCompressor, gc_segment
         >>> f = gc_segment(lambda x, w: jnp.sin(x @ w), BitSpikeCompressor())
         >>> f(jnp.ones((1, 1, 8)), jnp.zeros((8, 2))).tolist()
         [[[0.0, 0.0]]]
@@ -56,7 +58,7 @@ def gc_segment(
 
     def backward(pullback: Any, cotangents: Any) -> tuple[Any, ...]:
         pullback, cotangents = gate(pullback, cotangents)
-        unpack = lambda a: compressor.unpack(a) if _is_payload(a) else a  # noqa: E731
+        unpack = lambda a: a.unpack() if _is_payload(a) else a  # noqa: E731
         return jax.tree.map(unpack, pullback, is_leaf=_is_payload)(cotangents)
 
     segment.defvjp(forward, backward)

@@ -70,14 +70,13 @@ TARGETS = (Block, Residual, ConvBlock)
 def chain(
     block: type[nnx.Module] = Block, n: int = 2, seed: int = 0, **settings: Any
 ) -> snn.layer.Sequential:
-    """`n` blocks and a readout of their spikes."""
+    """`n` blocks."""
     rngs = nnx.Rngs(seed)
-    blocks = [block(rngs, **settings) for _ in range(n)]
-    return snn.layer.Sequential(*blocks)
+    return snn.layer.Sequential(*(block(rngs, **settings) for _ in range(n)))
 
 
 def frames(shape: tuple[int, ...] = FRAMES, dtype: Any = jnp.float32) -> jax.Array:
-    """An input current that is not spikes."""
+    """A current, no spikes."""
     return (2 * jax.random.normal(jax.random.key(7), shape)).astype(dtype)
 
 

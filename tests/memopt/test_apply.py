@@ -74,11 +74,6 @@ def test_a_plan_for_another_dtype_or_shape_is_refused():
     assert_refused(net(4, jnp.float32), plan, "layers.1.bias", "[4]", "[8]")
 
 
-def test_a_plan_for_a_model_with_another_dropout_rate_is_refused():
-    """The proof of the next boundary depends on it."""
-    assert_refused(chain(dropout=0.4), planned(chain(dropout=0.3), frames()), "rate")
-
-
 def test_a_long_list_of_differences_is_cut():
     with pytest.raises(ValueError) as error:
         memopt.apply_plan(chain(n=8), planned(chain(n=1), frames()))

@@ -173,7 +173,6 @@ def test_a_module_given_to_jax_checkpoint_loses_its_statistics_and_ours_does_not
     assert_same(ours, plain, tolerance=0)
 
 
-@pytest.mark.filterwarnings("ignore:.*was planned for:UserWarning")
 def test_kept_states_go_on_where_the_last_call_ended():
     x = frames((4, 2, WIDTH))
     whole, parts = chain(), segmented(kept(), x)

@@ -387,3 +387,92 @@ def test_every_value_of_a_random_program_lies_in_its_prediction():
 @pytest.mark.slow
 def test_every_value_of_many_random_programs_lies_in_its_prediction():
     check_many(3000)
+
+
+# --- traps: what a rule that is nearly right gets wrong -------------------------------
+
+
+def fired(x: jax.Array) -> jax.Array:
+    return (x > 0).astype(x.dtype)
+
+
+def one_window(x: jax.Array, padding: tuple[int, int]) -> jax.Array:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (2,), (1,), (padding,))
+
+
+BINARY, ZERO = Grid(0, 1), Grid(0, 0)
+TRAPS: dict[str, tuple[Callable[[jax.Array], jax.Array], list[float], Grid | None]] = {
+    "minus zero": (lambda x: -x, [0.0], ZERO),
+    "minus zero, computed": (lambda x: -(fired(x) * 0.0), [1.0, -1.0], None),
+    "zero times a negative": (lambda x: x * -1.0, [0.0, 1.0], BINARY),
+    "zero by a negative": (lambda x: x / -2.0, [0.0, 1.0], BINARY),
+    "rounded to minus zero": (jnp.round, [-0.25, 0.5], Grid(-1, 2, -2)),
+    "apply at an index": (
+        lambda x: x.at[0].apply(lambda v: v * 7 + 2.5),
+        [1.0, 0.0],
+        BINARY,
+    ),
+    "filled with minus zero": (
+        lambda x: x.at[jnp.array([0, 9])].get(mode="fill", fill_value=-0.0),
+        [1.0, 0.0],
+        BINARY,
+    ),
+    "filled with NaN": (lambda x: x[jnp.array([9])], [1.0, 0.0], BINARY),
+    "padded with minus zero": (
+        lambda x: jnp.pad(x, 1, constant_values=-0.0),
+        [1.0],
+        BINARY,
+    ),
+    "fewer bits": (lambda x: lax.reduce_precision(x, 5, 1), [7.0, 5.0], Grid(0, 7)),
+    "fewer exponents": (lambda x: lax.reduce_precision(x, 2, 7), [7.0], Grid(0, 7)),
+    "a pool of nothing": (lambda x: one_window(fired(x), (1, 1)), [], None),
+    "a pool of padding": (lambda x: one_window(fired(x), (2, 0)), [1.0, 0.0], None),
+    "half of an integer": (
+        lambda x: lax.div(x.astype(jnp.int32), jnp.int32(2)),
+        [3.0, -3.0],
+        Grid(-3, 3),
+    ),
+    "a sum that wraps": (
+        lambda x: jnp.sum(x.astype(jnp.int8), dtype=jnp.int8),
+        [100.0, 100.0],
+        Grid(0, 100),
+    ),
+    "a sum that rounds": (
+        lambda x: lax.reduce_sum(x.astype(jnp.bfloat16) + 256, (0,)),
+        [1.0, 1.0],
+        BINARY,
+    ),
+    "a carry that grows": (
+        lambda x: lax.fori_loop(0, 9, lambda i, c: c + x, x),
+        [1.0, 0.0],
+        BINARY,
+    ),
+    "a carry passed on late": (
+        lambda x: lax.fori_loop(0, 9, lambda i, c: (c[1], c[2], c[2] + 3), (x, x, x))[
+            0
+        ],
+        [1.0, 0.0],
+        BINARY,
+    ),
+    "a bound that is unknown": (
+        lambda x: jnp.clip(fired(x), 0, x[0]),
+        [0.5, 1.0],
+        None,
+    ),
+    "a mask and its weights": (
+        lambda x: jax.nn.softmax(x) * fired(x),
+        [1.0, 2.0],
+        BINARY,
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_trap_is_seen(trap):
+    f, values, grid = TRAPS[trap]
+    x = jnp.array(values, jnp.float32)
+    jaxpr = jax.make_jaxpr(f)(x)
+    (known,) = analyze(jaxpr, [None if grid is None else Known(grid, ("input",))])
+    if known is not None:
+        came = f(x)
+        assert not outside(came, known.grid).size, f"{known}, came {came}"

@@ -62,7 +62,7 @@ def assert_close(came: Any, expected: Any, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("compressor", [BIT, NULL], ids=["bit", "null"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_values_and_gradients_are_those_of_the_function(key, compressor, dtype):
-    """Bit for bit where no compiler can round differently, and closely where one can."""
+    """Bit for bit where no compiler can round differently; closely where one can."""
     x, w = spikes(key, dtype=dtype), weights(key, dtype=dtype)
     segment = gc_segment(layer, compressor)
     loss = lambda f: lambda x, w: weigh(f(x, w))  # noqa: E731
