@@ -7,7 +7,11 @@
 from ._apply import apply_plan as apply_plan
 from ._compress import BaseSpikeCompressor as BaseSpikeCompressor
 from ._compress import BitSpikeCompressor as BitSpikeCompressor
+from ._compress import BooleanSpikeCompressor as BooleanSpikeCompressor
+from ._compress import IntegerSpikeCompressor as IntegerSpikeCompressor
 from ._compress import NullSpikeCompressor as NullSpikeCompressor
+from ._compress import SparseSpikeCompressor as SparseSpikeCompressor
+from ._compress import Uint8SpikeCompressor as Uint8SpikeCompressor
 from ._container import GCContainer as GCContainer
 from ._devices import DeviceSpec as DeviceSpec
 from ._devices import device_spec as device_spec
@@ -25,3 +29,4 @@ from ._plan import PlannedSegment as PlannedSegment
 from ._segment import gc_segment as gc_segment
 from ._summary import MemOptSummary as MemOptSummary
 from ._timeline import Timeline as Timeline
+from ._verify import verify as verify

@@ -7,6 +7,7 @@ from flax import nnx
 
 from ._compress import BaseSpikeCompressor, compressor_named
 from ._container import make_gc
+from ._grid import Grid
 from ._model import (
     copy_structure,
     describe,
@@ -15,20 +16,23 @@ from ._model import (
     path_name,
     shape_of,
 )
-from ._plan import Plan, difference
+from ._plan import Plan, PlannedSegment, difference
 from ._planned import make_planned
 
 Model = TypeVar("Model", bound=nnx.Module)
 _SHOWN = 8  # lines of a difference in an error
 
 
-def apply_plan(net: Model, plan: Plan) -> Model:
+def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
     """A new model that runs by the plan, with the same Variables at the same paths.
 
     Args:
         net: the model that the plan was made for; it stays as it is, and sees every
             update of the new one, since they share their Variables.
         plan: from `make_plan`, or `Plan.load`.
+        check_input: whether each call checks its first input against the plan's
+            `input_range`, if it has one; data outside it is then an error when the
+            program runs. Without the check, that is up to you.
 
     Returns:
         The segmented model.
@@ -46,10 +50,10 @@ def apply_plan(net: Model, plan: Plan) -> Model:
     modules = modules_at(planned, (s.path for s in plan.segments))
     for segment in plan.segments:
         module = modules[segment.path]
-        compressor = _compressor(module, segment.compressor)
-        make_gc(module, compressor, trusted=segment.unchecked)
+        make_gc(module, _compressor(module, segment), trusted=segment.unchecked)
     if plan.segments:
-        make_planned(planned)
+        declared = None if plan.input_range is None else Grid(*plan.input_range)
+        make_planned(planned, declared, check_input)
     return planned
 
 
@@ -83,7 +87,9 @@ def _check_fingerprint(net: nnx.Module, plan: Plan) -> None:
         )
 
 
-def _compressor(module: nnx.Module, name: str) -> BaseSpikeCompressor:
-    """An instance that the user gave keeps its settings; else one made by name."""
+def _compressor(module: nnx.Module, segment: PlannedSegment) -> BaseSpikeCompressor:
+    """The instance that the user gave, if it is the planned one; else one by name."""
     own: Any = getattr(module, "x_compressor", None)
-    return own if type(own).__name__ == name else compressor_named(name)
+    if type(own).__name__ == segment.compressor:
+        return own
+    return compressor_named(segment.compressor, **dict(segment.settings))

@@ -14,6 +14,9 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .._types import Array
+from ._compress import Payload
+from ._grid import Grid
 from ._model import (
     as_class,
     become,
@@ -40,6 +43,11 @@ class CallProof:
         model: it is left as it is.
         paths: of modules of `model`.
         args, kwargs: of the call; of arrays only shape and dtype matter.
+        declared: what the first positional argument, an array, is declared to hold.
+
+    Attributes:
+        packed: (array, payload) of this call's boundaries: an array that several
+            segments read is packed once.
     """
 
     def __init__(
@@ -48,9 +56,12 @@ class CallProof:
         paths: tuple[str, ...],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        declared: Grid | None = None,
     ) -> None:
-        self._paths = paths
+        self.packed: list[tuple[Array, Payload]] = []
+        self._paths, self._declared = paths, declared
         self._graphdef, state = nnx.split(model)
+        self._first = len(jax.tree.leaves(state))
         leaves, self._structure = jax.tree.flatten((state, args, kwargs))
         self._leaves = [shape_of(a) if hasattr(a, "dtype") else a for a in leaves]
 
@@ -65,7 +76,11 @@ class CallProof:
 
         jaxpr = jax.make_jaxpr(call)([self._leaves[i] for i in where])
         analysis = Analysis()
-        analysis.run(jaxpr, [of_dtype(v.aval.dtype) for v in jaxpr.jaxpr.invars])
+        inputs = [of_dtype(v.aval.dtype) for v in jaxpr.jaxpr.invars]
+        if self._declared is not None:
+            first = where.index(self._first)
+            inputs[first] = Known(self._declared, ("declared input",))
+        analysis.run(jaxpr, inputs)
         named = {n: v for n, v in analysis.named.items() if n.startswith(_PREFIX)}
         return {n.removeprefix(_PREFIX): union(v) for n, v in named.items()}
 
@@ -98,6 +113,7 @@ def prove_loss(
     paths: tuple[str, ...],
     loss: Callable[..., Any],
     batch: tuple[Any, ...],
+    declared: Grid | None = None,
 ) -> Proofs:
     """What every call of `net` that `loss(net, *batch)` makes proves, together.
 
@@ -110,7 +126,7 @@ def prove_loss(
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         plain = as_class(cls, self)
-        calls.append(CallProof(plain, paths, args, kwargs).known)
+        calls.append(CallProof(plain, paths, args, kwargs, declared).known)
         return cls.__call__(self, *args, **kwargs)
 
     become(watched, derived((cls,), cls.__name__, {"__call__": call}))

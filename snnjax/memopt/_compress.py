@@ -1,19 +1,21 @@
 """Lossless compressors for the input that a segment keeps until its backward pass.
 
 Packing touches the feature axes only and leaves time and batch as they are, so an array
-sharded over its batch stays sharded. What is kept (the payload) is arrays; shape and
-dtype travel beside them as static data, and the dtype comes back as it was.
+sharded over its batch stays sharded. What is kept (the payload) is arrays; shape, dtype
+and compressor travel beside them as static data, and the dtype comes back as it was.
 """
 
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._types import Array
+from ._fault import raise_where
 from ._grid import BINARY, Grid
 
 
@@ -32,7 +34,6 @@ class Payload:
         return self.by.decompress(self.data, self.shape, self.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
 class BaseSpikeCompressor(abc.ABC):
     """A pair of pure functions, inverse to each other on every value in `holds`.
 
@@ -41,7 +42,7 @@ class BaseSpikeCompressor(abc.ABC):
     module's `x_compressor` attribute.
     """
 
-    holds: ClassVar[Grid | None]
+    holds: Grid | None
 
     @abc.abstractmethod
     def compress(self, x: Array) -> Any:
@@ -56,7 +57,7 @@ class BaseSpikeCompressor(abc.ABC):
         return self.holds is None or (grid is not None and grid.within(self.holds))
 
     def pack(self, x: Array) -> Payload:
-        """`compress` with shape and dtype alongside."""
+        """`compress` with shape, dtype and compressor alongside."""
         return Payload(self.compress(x), tuple(x.shape), x.dtype, self)
 
 
@@ -64,13 +65,39 @@ class BaseSpikeCompressor(abc.ABC):
 class NullSpikeCompressor(BaseSpikeCompressor):
     """Keeps the array itself: right for every value."""
 
-    holds: ClassVar[Grid | None] = None
+    holds = None
 
     def compress(self, x: Array) -> Array:
         return x
 
     def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
         return data
+
+
+@dataclasses.dataclass(frozen=True)
+class BooleanSpikeCompressor(BaseSpikeCompressor):
+    """Keeps one byte a value, `bool`; for {0, 1}."""
+
+    holds = BINARY
+
+    def compress(self, x: Array) -> Array:
+        return x.astype(bool)
+
+    def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        return data.astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uint8SpikeCompressor(BaseSpikeCompressor):
+    """Keeps one byte a value, `uint8`; for counts 0..255."""
+
+    holds = Grid(0, 255)
+
+    def compress(self, x: Array) -> Array:
+        return x.astype(jnp.uint8)
+
+    def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        return data.astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +108,108 @@ class BitSpikeCompressor(BaseSpikeCompressor):
     where `n` is the number of values in `...`.
     """
 
-    holds: ClassVar[Grid | None] = BINARY
+    holds = BINARY
 
     def compress(self, x: Array) -> Array:
-        features = x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
-        return jnp.packbits(features.astype(bool), axis=-1)
+        return jnp.packbits(_flat(x).astype(bool), axis=-1)
 
     def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        if 0 in shape:
-            return jnp.zeros(shape, dtype)
-        bits = jnp.unpackbits(data, axis=-1, count=math.prod(shape[2:]))
-        return bits.reshape(shape).astype(dtype)
+        return _bits(data, shape).reshape(shape).astype(dtype)
 
 
-def compressor_named(name: str) -> BaseSpikeCompressor:
+@dataclasses.dataclass(frozen=True)
+class IntegerSpikeCompressor(BaseSpikeCompressor):
+    """Keeps `bits` bits a value; for `scale * {lo .. lo + 2**bits - 1}`.
+
+    Sums of spikes (SEW-ResNet's ADD) and pooled spikes: 0..3 take two bits, multiples
+    of 1/4 in 0..1 three. A payload for `x` of `[time, batch, ...]` is uint8 `[time,
+    batch, bits, ceil(n / 8)]`, one plane of bits after the other.
+
+    Args:
+        bits: 1 to 16.
+        lo: smallest member, in units of `scale`.
+        scale: a power of two.
+    """
+
+    bits: int
+    lo: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        mantissa, exponent = math.frexp(self.scale)
+        if not 1 <= self.bits <= 16 or mantissa != 0.5:
+            raise ValueError(
+                f"`bits` is {self.bits} and `scale` {self.scale}; allowed are 1 to 16 "
+                "bits and a positive power of two."
+            )
+        holds = Grid(self.lo, self.lo + 2**self.bits - 1, exponent - 1)
+        object.__setattr__(self, "holds", holds)
+
+    @classmethod
+    def of(cls, grid: Grid) -> "IntegerSpikeCompressor":
+        """The one with the fewest bits that holds `grid`."""
+        return cls(max(grid.bits, 1), grid.lo, 2.0**grid.exponent)
+
+    def compress(self, x: Array) -> Array:
+        # Multiples of a power of two below 2**16 units: float32 holds both steps.
+        units = _flat(x).astype(jnp.float32) / self.scale - self.lo
+        k = units.astype(jnp.int32)[:, :, None] >> self._planes()
+        return jnp.packbits((k & 1).astype(bool), axis=-1)
+
+    def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        planes = _bits(data, shape).astype(jnp.int32) << self._planes()
+        units = (planes.sum(2) + self.lo).astype(jnp.float32)
+        return (units * self.scale).reshape(shape).astype(dtype)
+
+    def _planes(self) -> Array:
+        return jnp.arange(self.bits).reshape(1, 1, -1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseSpikeCompressor(BaseSpikeCompressor):
+    """Keeps the positions of the ones; for {0, 1} with few of them.
+
+    A payload for `x` of `[time, batch, ...]` is `[time, batch, capacity]`, in the
+    smallest unsigned integer that counts the features. It is smaller than a bit a value
+    where fewer than one in 16 or 32 values is 1.
+
+    Args:
+        capacity: ones that a time step of a sample may hold. More are an error when the
+            program runs; nothing is cut off.
+    """
+
+    capacity: int
+    holds = BINARY
+
+    def compress(self, x: Array) -> Array:
+        flat = _flat(x).astype(bool)
+        count = raise_where(flat.sum(-1) > self.capacity, flat.sum(-1), self._overflow)
+        absent = flat.shape[-1]
+
+        def positions(row: Array) -> Array:
+            return jnp.nonzero(row, size=self.capacity, fill_value=absent)[0]
+
+        found = jax.vmap(jax.vmap(positions))(flat)
+        found = jnp.where(jnp.arange(self.capacity) < count[..., None], found, absent)
+        return found.astype(np.min_scalar_type(absent))
+
+    def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        n = math.prod(shape[2:])
+
+        def row(found: Array) -> Array:
+            return jnp.zeros(n, dtype).at[found].set(jnp.ones((), dtype), mode="drop")
+
+        return jax.vmap(jax.vmap(row))(data).reshape(shape)
+
+    def _overflow(self, count: np.ndarray) -> str:
+        return (
+            f"SparseSpikeCompressor has a `capacity` of {self.capacity}; a time step "
+            f"of a sample has {count.max()} spikes. Raise it, or use "
+            "BitSpikeCompressor."
+        )
+
+
+def compressor_named(name: str, **settings: Any) -> BaseSpikeCompressor:
     """The compressor of a class name, ours or one of your own that is defined."""
     known = {cls.__name__: cls for cls in _subclasses(BaseSpikeCompressor)}
     if name not in known:
@@ -102,13 +217,34 @@ def compressor_named(name: str) -> BaseSpikeCompressor:
             f"`x_compressor` is {name!r}; allowed are {', '.join(sorted(known))}. A "
             "class of your own must derive from BaseSpikeCompressor and be imported."
         )
-    return known[name]()
+    try:
+        return known[name](**settings)
+    except TypeError as error:
+        raise ValueError(
+            f"`x_compressor` is {name!r}, which takes arguments ({error}); give an "
+            f"instance, such as `{name}(...)`."
+        ) from error
 
 
 def compressor_for(grid: Grid | None) -> BaseSpikeCompressor:
     """The smallest of ours that is exact on every value in `grid`."""
+    if grid is None or grid.bits > 8:
+        return NullSpikeCompressor()
     bit = BitSpikeCompressor()
-    return bit if bit.covers(grid) else NullSpikeCompressor()
+    return bit if bit.covers(grid) else IntegerSpikeCompressor.of(grid)
+
+
+def _flat(x: Array) -> Array:
+    """`[time, batch, feature]`."""
+    return x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
+
+
+def _bits(data: Array, shape: tuple[int, ...]) -> Array:
+    """Bits, a byte each, along the last axis; `packbits` undone."""
+    n = math.prod(shape[2:])
+    if 0 in shape:  # which unpackbits does not take
+        return jnp.zeros((*data.shape[:-1], n), jnp.uint8)
+    return jnp.unpackbits(data, axis=-1, count=n)
 
 
 def _subclasses(cls: type) -> list[type]:

@@ -116,8 +116,8 @@ class _IfProven(NullSpikeCompressor):
     def pack(self, x: Array) -> Payload:
         path, proof = self.proof or ("", None)
         known = None if proof is None else proof.known.get(path)
-        if self.compressor.covers(None if known is None else known.grid):
-            return self.compressor.pack(x)
+        if proof and self.compressor.covers(None if known is None else known.grid):
+            return self._shared(x, proof)
         warnings.warn(
             f"the input of a segment{' at ' + path if path else ''}, {describe(x)}, is "
             f"kept uncompressed: nothing proves that {type(self.compressor).__name__} "
@@ -126,6 +126,15 @@ class _IfProven(NullSpikeCompressor):
             stacklevel=2,
         )
         return super().pack(x)
+
+    def _shared(self, x: Array, proof: CallProof) -> Payload:
+        """The payload of `x`, which another segment may have made already."""
+        for array, payload in proof.packed:
+            if array is x and payload.by == self.compressor:
+                return payload
+        payload = self.compressor.pack(x)
+        proof.packed.append((x, payload))
+        return payload
 
 
 def _changes(

@@ -21,6 +21,7 @@ from ._targets import (
     Targets,
     check_batch,
     check_device,
+    check_input_range,
     check_level,
     check_loss,
     find_targets,
@@ -39,6 +40,7 @@ def make_plan(
     optimizer: optax.GradientTransformation | None = None,
     level: int = 1,
     compress_x: bool = True,
+    input_range: tuple[int, int] | None = None,
     unchecked: bool = False,
     device: str | None = None,
 ) -> Plan:
@@ -58,6 +60,9 @@ def make_plan(
         optimizer: from optax; None is plain gradient descent.
         level: 0 leaves all as it is; 1 makes every target a segment.
         compress_x: whether to compress the segments' inputs.
+        input_range: `(lo, hi)` if the model's first input holds whole numbers from `lo`
+            to `hi` only: (0, 1) for binary event frames, (0, 255) for counts. Every
+            call of the planned model then checks its data. Bool inputs need none.
         unchecked: allow a compressor that a module's `x_compressor` names although
             nothing proves that it is exact there.
         device: GPU that the bytes are for, such as "rtx4090", present or not; None is
@@ -75,13 +80,14 @@ def make_plan(
     check_level(level, batch)
     check_batch(batch)
     check_device(device)
+    declared = check_input_range(input_range)
     targets = find_targets(net, instance)
     loss = _sum_of_outputs if loss is None else loss
     check_loss(loss)
     if batch is None:
         reached = {}
     else:
-        reached = prove_loss(net, tuple(targets), loss, batch)
+        reached = prove_loss(net, tuple(targets), loss, batch, declared)
     outside = [path for path in targets if path not in reached]
     segments = [
         plan_segment(path, targets[path], known, compress_x, unchecked)
@@ -91,6 +97,7 @@ def make_plan(
         level=level,
         segments=tuple(segments if level else ()),
         candidates=tuple(targets),
+        input_range=input_range,
         fingerprint=fingerprint(net),
         notes=tuple(_notes(outside, level, batch)),
     )
@@ -144,7 +151,8 @@ def memory_optimization(
             compressed input.
         verbose: print what is done and what it is worth.
         return_summary: return `(model, MemOptSummary)`.
-        **settings: `loss`, `optimizer`, `unchecked`, `device`, as for `make_plan`.
+        **settings: `loss`, `optimizer`, `input_range`, `unchecked`, `device`, as for
+            `make_plan`.
 
     Returns:
         The segmented model, or with `return_summary` a pair.

@@ -30,13 +30,21 @@ class PlannedSegment:
         path: of the module in the model, such as "features.layers.1".
         compressor: class name of what keeps its input.
         boundary: what its input can hold and why, in words.
-        unchecked: whether the user took that on himself.
+        settings: (name, value) of the compressor's own arguments.
+        unchecked: whether the user vouches for the compressor.
     """
 
     path: str
     compressor: str
     boundary: str
+    settings: tuple[tuple[str, Any], ...] = ()
     unchecked: bool = False
+
+    @property
+    def keeps(self) -> str:
+        """The compressor as one would write it."""
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings)
+        return self.compressor + (f"({arguments})" if arguments else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Plan:
         segments: in the order in which the forward pass meets them.
         candidates: paths of all modules that could have become segments.
         fingerprint: of the model: (path, description) of variables and segments.
+        input_range: (lo, hi) of the whole numbers that the model's first input is
+            declared to hold, and checked to at every call; None is anything.
         device: that the bytes are for; None where nothing was measured.
         plain_bytes, planned_bytes: peak of a whole training step, before and after.
         plain_residual_bytes, planned_residual_bytes: kept from forward to backward.
@@ -59,6 +69,7 @@ class Plan:
     segments: tuple[PlannedSegment, ...]
     candidates: tuple[str, ...]
     fingerprint: tuple[tuple[str, str], ...]
+    input_range: tuple[int, int] | None = None
     device: str | None = None
     plain_bytes: int | None = None
     planned_bytes: int | None = None
@@ -148,11 +159,18 @@ def _checked_body(text: str) -> dict[str, Any]:
 
 
 def _tuples(body: dict[str, Any]) -> dict[str, Any]:
-    segments = tuple(PlannedSegment(**s) for s in body["segments"])
+    segments = tuple(
+        PlannedSegment(**s | {"settings": _pairs(s["settings"])})
+        for s in body["segments"]
+    )
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items()}
     for pairs in ("fingerprint", "versions"):
-        fields[pairs] = tuple((a, b) for a, b in body[pairs])
+        fields[pairs] = _pairs(body[pairs])
     return fields | {"segments": segments}
+
+
+def _pairs(rows: list[list[Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in rows)
 
 
 def _table(plan: Plan) -> Table:
@@ -163,7 +181,7 @@ def _table(plan: Plan) -> Table:
     for path in (*planned, *(p for p in plan.candidates if p not in planned)):
         if path in planned:
             segment = planned[path]
-            cells = ("GC", segment.compressor, segment.boundary)
+            cells = ("GC", segment.keeps, segment.boundary)
         else:
             cells = ("plain", "", "")
         table.add_row(*map(Text, (path or "(the model)", *cells)))
@@ -185,9 +203,13 @@ def _figures(plan: Plan) -> list[str]:
         ),
     ):
         if plain is not None and planned is not None:
-            sizes = f"{plain / _MIB:.1f} MiB -> {planned / _MIB:.1f} MiB"
+            sizes = f"{_size(plain)} -> {_size(planned)}"
             lines.append(f"{name}: {sizes} ({_ratio(plain, planned)})")
     return lines
+
+
+def _size(n: int) -> str:
+    return f"{n / _MIB:.1f} MiB" if n >= _MIB else f"{n / 1024:.1f} KiB"
 
 
 def _ratio(plain: int, planned: int) -> str:

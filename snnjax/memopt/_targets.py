@@ -4,9 +4,12 @@ Every argument of the planner that a user can get wrong is checked here, before 
 is traced.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ._compress import (
@@ -17,6 +20,7 @@ from ._compress import (
 )
 from ._container import GCContainer
 from ._devices import device_spec
+from ._grid import Grid
 from ._model import named_modules, outermost
 from ._plan import PlannedSegment
 from ._ranges import Known
@@ -95,6 +99,19 @@ def check_device(device: str | None) -> None:
         device_spec(device)
 
 
+def check_input_range(input_range: Any) -> Grid | None:
+    """The grid of a declared `(lo, hi)`, or None for None."""
+    if input_range is None:
+        return None
+    whole = isinstance(input_range, tuple) and [type(n) for n in input_range]
+    if whole != [int, int] or input_range[0] > input_range[1]:
+        raise ValueError(
+            f"`input_range` is {input_range!r}; allowed is a pair of whole numbers "
+            "(lo, hi), such as (0, 1) for binary event frames, or None."
+        )
+    return Grid(*input_range)
+
+
 def plan_segment(
     path: str, module: nnx.Module, known: Known | None, compress: bool, unchecked: bool
 ) -> PlannedSegment:
@@ -106,12 +123,44 @@ def plan_segment(
         own = compressor_for(grid)
     elif not unchecked and not own.covers(grid):
         raise ValueError(
-            f"`x_compressor` of {path} is {type(own).__name__}, which is exact on "
-            f"{own.holds}; its input is {boundary}, so it could lose information. Name "
+            f"`x_compressor` of {path} is {own}, which is exact on {own.holds}; its "
+            f"input is {boundary}, so it could lose information. Name "
             "NullSpikeCompressor, remove the attribute, or pass `unchecked=True` if "
-            "you know better."
+            "you know better, and then `memopt.verify`."
         )
-    return PlannedSegment(path, type(own).__name__, boundary, not own.covers(grid))
+    check_round_trip(path, own, grid)
+    vouched = not own.covers(grid)
+    return PlannedSegment(path, type(own).__name__, boundary, _settings(own), vouched)
+
+
+def check_round_trip(path: str, own: BaseSpikeCompressor, grid: Grid | None) -> None:
+    """Raises unless a compressor gives back each member of `grid`, if few."""
+    if grid is None or not own.covers(grid) or grid.bits > 12:
+        return
+    members = np.arange(grid.lo, grid.hi + 1, dtype=np.float32) * 2.0**grid.exponent
+    x = jnp.asarray(members.reshape(1, 1, -1))
+    came = np.asarray(own.pack(x).unpack())
+    if came.shape != x.shape or came.dtype != x.dtype:
+        raise ValueError(
+            f"`x_compressor` of {path} is {own}: a float32 array of shape {x.shape} "
+            f"came back as {came.dtype} of shape {came.shape}."
+        )
+    wrong = np.flatnonzero(came.ravel() != members)
+    if wrong.size:
+        raise ValueError(
+            f"`x_compressor` of {path} is {own}, whose round trip is not exact: "
+            f"{members[wrong[0]]:g} came back as {came.ravel()[wrong[0]]:g}."
+        )
+
+
+def _settings(compressor: BaseSpikeCompressor) -> tuple[tuple[str, Any], ...]:
+    """Arguments of a compressor that JSON can hold; all of them, or none."""
+    if not dataclasses.is_dataclass(compressor):
+        return ()
+    names = [field.name for field in dataclasses.fields(compressor)]
+    values = [getattr(compressor, name) for name in names]
+    plain = all(isinstance(v, bool | int | float | str) for v in values)
+    return tuple(zip(names, values)) if plain else ()
 
 
 def _own_compressor(module: nnx.Module) -> BaseSpikeCompressor | None:

@@ -1,0 +1,68 @@
+"""Compares what a plan's compressors give back with the data itself."""
+
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from .._step import Loss
+from .._types import Array
+from ._apply import apply_plan
+from ._compress import BaseSpikeCompressor
+from ._container import GCContainer
+from ._model import become, derived, named_modules
+from ._plan import Plan
+
+
+def verify(
+    net: nnx.Module, plan: Plan, batch: tuple[Any, ...], *, loss: Loss | None = None
+) -> None:
+    """Runs a forward pass and checks every segment's input against its round trip.
+
+    For compressors that were allowed by `unchecked=True`: on this batch they are exact,
+    or the error says where they are not. The model runs on copies of its variables and
+    stays as it is.
+
+    Args:
+        net: the model that the plan was made for.
+        plan: from `make_plan`.
+        batch: real data: positional inputs of `net`, or with a `loss`, what that takes
+            after the model.
+        loss: `loss(model, *batch)`; None calls the model.
+
+    Raises:
+        ValueError: an input came back changed; the message names the segment, the first
+            index and both values.
+    """
+    planned: Any = nnx.clone(apply_plan(net, plan))
+    for path, module in named_modules(planned).items():
+        if isinstance(module, GCContainer):
+            _watch(path, module)
+    loss(planned, *batch) if loss else planned(*batch)
+
+
+def _watch(path: str, module: GCContainer) -> None:
+    cls, compressor = type(module), module.x_compressor
+
+    def call(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
+        _compare(path, compressor, x)
+        return cls.__call__(self, x, *args, **kwargs)
+
+    become(module, derived((cls,), cls.__name__, {"__call__": call}))
+
+
+def _compare(path: str, compressor: BaseSpikeCompressor, x: Array) -> None:
+    if isinstance(x, Tracer):
+        raise ValueError(
+            f"the segment at {path!r} is called inside a transformation, where there "
+            "is no data to compare; verify a model whose own call is plain."
+        )
+    sent, came = np.asarray(x), np.asarray(compressor.pack(x).unpack())
+    wrong = np.argwhere(sent.view(np.uint8) != came.view(np.uint8))
+    if sent.dtype != came.dtype or wrong.size:
+        index = tuple(int(i) for i in np.argwhere(sent != came)[0])
+        raise ValueError(
+            f"{compressor} is not exact on the input of the segment at {path!r}: at "
+            f"{index} it was {sent[index]:g} and came back as {came[index]:g}."
+        )
