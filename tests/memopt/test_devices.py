@@ -1,8 +1,6 @@
 """The described GPUs: consistent figures, and a description that XLA takes."""
 
 import dataclasses
-import importlib.util
-import os
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +8,6 @@ import pytest
 
 from snnjax.memopt._devices import DEVICES, device_spec, target_config
 from snnjax.memopt._measure import measure
-
-
-@pytest.fixture
-def cuda_wheels() -> None:
-    if importlib.util.find_spec("jax_cuda12_plugin"):
-        return
-    stop = pytest.fail if os.environ.get("SNNJAX_REQUIRE_CUDA") == "1" else pytest.skip
-    stop('needs the CUDA wheels: pip install "snnjax[plan-cuda]"')
 
 
 def test_names():

@@ -1,6 +1,5 @@
 """Measuring: exact figures, donation, abstract arguments, and a child that fails."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -31,14 +30,6 @@ from snnjax.memopt._measure import (
 MIB = 2**20
 # Half the compile time, and the same temporaries.
 FAST = {"xla_backend_optimization_level": 0}
-
-
-@pytest.fixture
-def cuda_wheels() -> None:
-    if importlib.util.find_spec("jax_cuda12_plugin"):
-        return
-    stop = pytest.fail if os.environ.get("SNNJAX_REQUIRE_CUDA") == "1" else pytest.skip
-    stop('needs the CUDA wheels: pip install "snnjax[plan-cuda]"')
 
 
 @pytest.fixture(params=[None, "h200"])

@@ -1,8 +1,5 @@
 """The curve of live bytes: a heap trace by hand, and compiled programs."""
 
-import importlib.util
-import os
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,14 +8,6 @@ from snnjax.memopt._measure import measure
 from snnjax.memopt._timeline import LiveBuffer, Timeline, read_timeline, scope_of
 
 MIB = 2**20
-
-
-@pytest.fixture
-def cuda_wheels() -> None:
-    if importlib.util.find_spec("jax_cuda12_plugin"):
-        return
-    stop = pytest.fail if os.environ.get("SNNJAX_REQUIRE_CUDA") == "1" else pytest.skip
-    stop('needs the CUDA wheels: pip install "snnjax[plan-cuda]"')
 
 
 @pytest.fixture(params=[None, "h200"])

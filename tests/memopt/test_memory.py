@@ -1,0 +1,81 @@
+"""The headline: the tutorial's VGG, a whole donated training step, in compiled bytes.
+
+N=8, T=10, 48x48. SpikingJelly on an RTX 4090: 1022 MB plain, 834 MB at level 1. The
+bounds are those of the issue for the GPUs, and ours with 5 % of margin for the CPU.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import snnjax as snn
+from snnjax import memopt
+from snnjax._step import make_step
+
+MIB = 2**20
+BATCH = (
+    jax.ShapeDtypeStruct((10, 8, 48, 48, 2), jnp.float32),
+    jax.ShapeDtypeStruct((8,), jnp.int32),
+)
+
+
+def loss(model, frames, labels):
+    scores = model(frames).mean(0)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+
+def vgg():
+    return nnx.eval_shape(lambda: snn.models.CIFAR10DVSVGG(rngs=nnx.Rngs(0)))
+
+
+def plan(device=None):
+    blocks, sgd = (snn.models.VGGBlock,), optax.sgd(0.01)
+    return memopt.make_plan(
+        vgg(), blocks, BATCH, loss=loss, optimizer=sgd, device=device
+    )
+
+
+@pytest.fixture(scope="module")
+def cpu_plan():
+    return plan()
+
+
+def assert_peaks(made, plain, level1):
+    assert made.plain_bytes / MIB <= plain
+    assert made.planned_bytes / MIB <= level1
+
+
+def test_peak_on_cpu(cpu_plan):
+    assert_peaks(cpu_plan, 900, 530)
+
+
+@pytest.mark.parametrize("device", ["h200", "rtx4090"])
+def test_peak_on_a_gpu_that_is_not_there(device, cuda_wheels):
+    assert_peaks(plan(device), 810, 395)
+
+
+def test_saved_bytes(cpu_plan):
+    """Seven inputs at a bit a value, the frames, and a small rest: 13 MiB of 1034."""
+    assert cpu_plan.planned_residual_bytes / MIB < 14
+
+
+def test_level_1_repeats_every_convolution(cpu_plan):
+    """On CPU, too, where XLA undoes `jax.checkpoint`.
+
+    Eight convolutions forward and seven input gradients; weight gradients are products.
+    """
+
+    def convolutions(net):
+        optimizer = nnx.eval_shape(
+            lambda m: nnx.Optimizer(m, optax.sgd(0.01), wrt=nnx.Param), net
+        )
+        step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
+        text = step.lower(net, optimizer, *BATCH).compile().as_text()
+        return len(re.findall(r" convolution\(", text))
+
+    assert convolutions(vgg()) == 8 + 7
+    assert convolutions(memopt.apply_plan(vgg(), cpu_plan)) == 8 + 7 + 8
