@@ -6,7 +6,6 @@ EXTRAS ?= data,plot
 # With the wheels of plan-cuda installed and no GPU, jax prints a long plugin error at
 # every start unless this is set.
 export JAX_PLATFORMS ?= cpu
-export TF_CPP_MIN_LOG_LEVEL ?= 1
 
 .PHONY: install demo test check bench clean
 install: $(VENV)/.installed

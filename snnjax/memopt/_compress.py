@@ -190,7 +190,8 @@ class SparseSpikeCompressor(BaseSpikeCompressor):
             return jnp.nonzero(row, size=self.capacity, fill_value=absent)[0]
 
         found = jax.vmap(jax.vmap(positions))(flat)
-        found = jnp.where(jnp.arange(self.capacity) < count[..., None], found, absent)
+        places = jnp.arange(self.capacity).reshape(1, 1, -1)
+        found = jnp.where(places < count[..., None], found, absent)
         return found.astype(np.min_scalar_type(absent))
 
     def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:

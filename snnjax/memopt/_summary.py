@@ -51,6 +51,11 @@ class MemOptSummary:
         return self._count("BitSpikeCompressor")
 
     @property
+    def integer_compressor_count(self) -> int:
+        """Segments whose input is kept at a few bits a value."""
+        return self._count("IntegerSpikeCompressor")
+
+    @property
     def null_compressor_count(self) -> int:
         """Segments whose input is kept as it is."""
         return self._count("NullSpikeCompressor")

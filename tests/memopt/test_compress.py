@@ -307,13 +307,14 @@ def test_payloads_have_the_documented_bytes(n, dtype):
     for bits in (1, 3, 16):
         made = kept(IntegerSpikeCompressor(bits, -1, 0.5))
         assert made == ((2, 3, bits, octets), jnp.uint8)
-    counts = jnp.uint8 if n < 256 else jnp.uint16
-    assert kept(SparseSpikeCompressor(5)) == ((2, 3, 5), counts)
 
 
-def test_sparse_positions_take_four_bytes_beyond_65535_features():
-    assert payload_of(SparseSpikeCompressor(2), 65_535)[1] == jnp.uint16
-    assert payload_of(SparseSpikeCompressor(2), 65_536)[1] == jnp.uint32
+@pytest.mark.parametrize(
+    "n, width", [(0, 1), (1, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 4)]
+)
+def test_sparse_positions_have_the_smallest_unsigned_integer(n, width):
+    kept = payload_of(SparseSpikeCompressor(5), n)
+    assert kept == ((2, 3, 5), jnp.dtype(f"uint{8 * width}"))
 
 
 @pytest.mark.parametrize("n", [255, 256, 257])
