@@ -93,6 +93,8 @@ class CallProof:
         return jax.tree.leaves(model(*args, **kwargs))
 
     def __eq__(self, other: object) -> bool:
+        if self is other:  # without working it out
+            return True
         return isinstance(other, CallProof) and self.known == other.known
 
     def __hash__(self) -> int:

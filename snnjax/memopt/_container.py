@@ -19,7 +19,7 @@ from flax import nnx
 from .._types import Array
 from ._boundary import CallProof
 from ._compress import BaseSpikeCompressor, NullSpikeCompressor, Payload
-from ._model import become, derived, describe
+from ._model import become, describe, wrapper_class
 from ._segment import gc_segment
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -62,16 +62,8 @@ def _gc_class(cls: type[nnx.Module]) -> type[GCContainer]:
     def call(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
         return _call_segment(cls, self, x, args, kwargs)
 
-    def reduce(self: Any) -> tuple[Any, ...]:
-        return _revive, (cls,), vars(self)
-
-    body = {"__call__": call, "__reduce__": reduce, "__module__": cls.__module__}
-    return derived((GCContainer, cls), f"GCContainer[{cls.__name__}]", body)
-
-
-def _revive(cls: type[nnx.Module]) -> Any:
-    """For copy and pickle, which cannot find a class made on the fly."""
-    return object.__new__(_gc_class(cls))
+    name = f"GCContainer[{cls.__name__}]"
+    return wrapper_class(_gc_class, GCContainer, cls, name, call)
 
 
 def _call_segment(

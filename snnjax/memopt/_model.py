@@ -1,6 +1,6 @@
 """Looking into an nnx model and copying its structure; arrays are never copied."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -74,6 +74,35 @@ def derived(bases: tuple[type, ...], name: str, body: dict[str, Any]) -> Any:
     """A class made on the fly, by the bases' own metaclass."""
     metaclass: Any = type(bases[0])
     return metaclass(name, bases, body)
+
+
+def wrapper_class(
+    factory: Callable[[type], Any],
+    marker: type,
+    cls: type,
+    name: str,
+    call: Callable[..., Any],
+) -> Any:
+    """A subclass of `cls` and `marker` with another `__call__`, fit to be pickled.
+
+    Args:
+        factory: what makes this class of `cls`, a function that pickle can find; it
+            gives the same class every time.
+        marker: what `isinstance` is to recognize.
+        cls: the class that a module has.
+        name: of the new class.
+        call: `call(self, *args, **kwargs)`.
+    """
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return _revive, (factory, cls), vars(self)
+
+    body = {"__call__": call, "__reduce__": reduce, "__module__": cls.__module__}
+    return derived((marker, cls), name, body)
+
+
+def _revive(factory: Callable[[type], Any], cls: type) -> Any:
+    return object.__new__(factory(cls))
 
 
 def become(module: nnx.Module, cls: type) -> None:

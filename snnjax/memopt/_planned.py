@@ -22,7 +22,7 @@ from ._boundary import CallProof
 from ._container import GCContainer
 from ._fault import raise_where
 from ._grid import Grid
-from ._model import as_class, become, derived, named_modules
+from ._model import as_class, become, named_modules, wrapper_class
 
 
 class PlannedModel(nnx.Module):
@@ -52,16 +52,7 @@ def _planned_class(cls: type[nnx.Module]) -> Any:
         with _proof_at_hand(cls, self, args, kwargs):
             return cls.__call__(self, *args, **kwargs)
 
-    def reduce(self: Any) -> tuple[Any, ...]:
-        return _revive, (cls,), vars(self)
-
-    body = {"__call__": call, "__reduce__": reduce, "__module__": cls.__module__}
-    return derived((PlannedModel, cls), cls.__name__, body)
-
-
-def _revive(cls: type[nnx.Module]) -> Any:
-    """For copy and pickle, which cannot find a class made on the fly."""
-    return object.__new__(_planned_class(cls))
+    return wrapper_class(_planned_class, PlannedModel, cls, cls.__name__, call)
 
 
 @contextlib.contextmanager
