@@ -8,9 +8,10 @@ EXTRAS ?= data,plot
 export JAX_PLATFORMS ?= cpu
 
 .PHONY: install demo test check bench clean
-install: $(VENV)/.installed
+STAMP := $(VENV)/.installed-$(EXTRAS)
+install: $(STAMP)
 
-$(VENV)/.installed: pyproject.toml
+$(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS)]" --group test
@@ -29,7 +30,7 @@ check:
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: install
-	$(BIN)/python benchmarks/memory.py && $(BIN)/python benchmarks/conv.py
+	$(BIN)/python benchmarks/memory.py --time 5 && $(BIN)/python benchmarks/conv.py
 
 clean:
 	rm -rf $(VENV)

@@ -177,7 +177,7 @@ def loss_and_accuracy(
 
     Source: TET, Deng et al., ICLR 2022, equation 9; its regularizer is left out.
     """
-    scores = model(frames.astype(jnp.float32))  # [time, batch, class]
+    scores = model(frames)  # bool in, so that {0, 1} is proven; [time, batch, class]
     each = jnp.broadcast_to(labels, scores.shape[:2])
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, each)
     return losses.mean(), (scores.mean(0).argmax(-1) == labels).mean()
@@ -200,7 +200,7 @@ def train_step(
 
 @nnx.jit
 def predict(model: nnx.Module, frames: jax.Array) -> jax.Array:
-    return model(frames.astype(jnp.float32)).mean(0).argmax(-1)
+    return model(frames).mean(0).argmax(-1)
 
 
 def sgd(steps: int) -> optax.GradientTransformation:

@@ -114,6 +114,8 @@ def lif(
     check_time_major(x, "x", "time ...")
     check_floating(x, "x")
     _check_tau(tau)
+    _check_number(v_threshold, "v_threshold")
+    _check_number(0.0 if v_reset is None else v_reset, "v_reset")
     dtype = float32_at_least(x.dtype)
     rule = _Membrane(decay_input, v_threshold, v_reset, detach_reset, surrogate)
     leak = _leak(tau, x.ndim - 1, dtype)
@@ -137,6 +139,13 @@ def _check_tau(tau: float | Array) -> None:
         raise ValueError(
             f"`tau` is {tau}; a membrane time constant is at least 1 time step "
             "(`math.inf` for no leak)."
+        )
+
+
+def _check_number(value: Any, name: str) -> None:
+    if not isinstance(value, int | float):
+        raise ValueError(
+            f"`{name}` is of type {type(value).__name__}; allowed is a Python number."
         )
 
 

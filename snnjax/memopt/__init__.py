@@ -10,9 +10,11 @@ from ._compress import BitSpikeCompressor as BitSpikeCompressor
 from ._compress import BooleanSpikeCompressor as BooleanSpikeCompressor
 from ._compress import IntegerSpikeCompressor as IntegerSpikeCompressor
 from ._compress import NullSpikeCompressor as NullSpikeCompressor
+from ._compress import Payload as Payload
 from ._compress import SparseSpikeCompressor as SparseSpikeCompressor
 from ._compress import Uint8SpikeCompressor as Uint8SpikeCompressor
 from ._container import GCContainer as GCContainer
+from ._devices import DEVICES as DEVICES
 from ._devices import DeviceSpec as DeviceSpec
 from ._devices import device_spec as device_spec
 from ._grid import Grid as Grid
@@ -28,5 +30,6 @@ from ._plan import Plan as Plan
 from ._plan import PlannedSegment as PlannedSegment
 from ._segment import gc_segment as gc_segment
 from ._summary import MemOptSummary as MemOptSummary
+from ._timeline import LiveBuffer as LiveBuffer
 from ._timeline import Timeline as Timeline
 from ._verify import verify as verify

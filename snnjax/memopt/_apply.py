@@ -4,8 +4,9 @@ from typing import Any, TypeVar
 
 import jax
 from flax import nnx
+from flax.errors import TraceContextError
 
-from ._compress import BaseSpikeCompressor, compressor_named
+from ._compress import BaseSpikeCompressor, compressor_named, settings_of
 from ._container import make_gc
 from ._grid import Grid
 from ._model import (
@@ -47,6 +48,18 @@ def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
         )
     _check_fingerprint(net, plan)
     planned = copy_structure(net)
+    try:
+        _apply(planned, plan, check_input)
+    except TraceContextError as error:
+        raise ValueError(
+            f"`net` is {type(net).__name__} from outside of the running transformation "
+            "(jit, grad, ...); apply the plan before it, or to a model that the "
+            "transformed function takes as an argument."
+        ) from error
+    return planned
+
+
+def _apply(planned: nnx.Module, plan: Plan, check_input: bool) -> None:
     modules = modules_at(planned, (s.path for s in plan.segments))
     for segment in plan.segments:
         module = modules[segment.path]
@@ -54,7 +67,6 @@ def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
     if plan.segments:
         declared = None if plan.input_range is None else Grid(*plan.input_range)
         make_planned(planned, declared, check_input)
-    return planned
 
 
 def fingerprint(net: nnx.Module) -> tuple[tuple[str, str], ...]:
@@ -88,8 +100,19 @@ def _check_fingerprint(net: nnx.Module, plan: Plan) -> None:
 
 
 def _compressor(module: nnx.Module, segment: PlannedSegment) -> BaseSpikeCompressor:
-    """The instance that the user gave, if it is the planned one; else one by name."""
+    """The planned compressor: the module's own instance, or one made by name."""
     own: Any = getattr(module, "x_compressor", None)
-    if type(own).__name__ == segment.compressor:
-        return own
-    return compressor_named(segment.compressor, **dict(segment.settings))
+    if not isinstance(own, BaseSpikeCompressor) or not _is_planned(own, segment):
+        own = compressor_named(segment.compressor, **dict(segment.settings))
+    if not _is_planned(own, segment):
+        raise ValueError(
+            f"`plan` keeps the input of {segment.path} by {segment.keeps}, which "
+            "cannot be made from a file; give the module that very compressor as its "
+            "`x_compressor`."
+        )
+    return own
+
+
+def _is_planned(own: BaseSpikeCompressor, segment: PlannedSegment) -> bool:
+    name = type(own).__name__
+    return name == segment.compressor and settings_of(own) == segment.settings

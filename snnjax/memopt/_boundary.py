@@ -58,6 +58,8 @@ class CallProof:
         kwargs: dict[str, Any],
         declared: Grid | None = None,
     ) -> None:
+        if declared is not None:
+            check_first_is_array(args)
         self.packed: list[tuple[Array, Payload]] = []
         self._paths, self._declared = paths, declared
         self._graphdef, state = nnx.split(model)
@@ -99,6 +101,16 @@ class CallProof:
 
     def __hash__(self) -> int:
         return hash(CallProof)
+
+
+def check_first_is_array(args: tuple[Any, ...]) -> None:
+    """Raises unless there is an array for an `input_range` to speak of."""
+    if not args or not hasattr(args[0], "dtype"):
+        came = type(args[0]).__name__ if args else "none"
+        raise ValueError(
+            "`input_range` declares the model's first positional argument, which must "
+            f"be an array; {came} came. Call the model with the array first."
+        )
 
 
 def _mark(module: nnx.Module, path: str) -> None:

@@ -18,6 +18,8 @@ from .._types import Array
 from ._fault import raise_where
 from ._grid import BINARY, Grid
 
+_EXACT = 2**24  # whole numbers up to this size are exact in float32
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +138,18 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        mantissa, exponent = math.frexp(self.scale)
-        if not 1 <= self.bits <= 16 or mantissa != 0.5:
+        whole = type(self.bits) is int and type(self.lo) is int
+        number = type(self.scale) in (int, float)
+        mantissa, exponent = math.frexp(self.scale if number else 0.0)
+        if not whole or not 1 <= self.bits <= 16 or mantissa != 0.5:
             raise ValueError(
-                f"`bits` is {self.bits} and `scale` {self.scale}; allowed are 1 to 16 "
-                "bits and a positive power of two."
+                f"`bits` is {self.bits!r}, `lo` {self.lo!r}, `scale` {self.scale!r}; "
+                "allowed are 1 to 16 bits, a whole number and a positive power of two."
+            )
+        if abs(self.lo) + 2**self.bits > _EXACT:
+            raise ValueError(
+                f"`lo` is {self.lo} with {self.bits} bits; allowed are members up to "
+                f"{_EXACT} units in size, which float32 holds."
             )
         holds = Grid(self.lo, self.lo + 2**self.bits - 1, exponent - 1)
         object.__setattr__(self, "holds", holds)
@@ -151,7 +160,7 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
         return cls(max(grid.bits, 1), grid.lo, 2.0**grid.exponent)
 
     def compress(self, x: Array) -> Array:
-        # Multiples of a power of two below 2**16 units: float32 holds both steps.
+        # At most 2**24 units of a power of two: float32 holds both steps.
         units = _flat(x).astype(jnp.float32) / self.scale - self.lo
         k = units.astype(jnp.int32)[:, :, None] >> self._planes()
         return jnp.packbits((k & 1).astype(bool), axis=-1)
@@ -181,17 +190,24 @@ class SparseSpikeCompressor(BaseSpikeCompressor):
     capacity: int
     holds = BINARY
 
+    def __post_init__(self) -> None:
+        if type(self.capacity) is not int or self.capacity < 0:
+            raise ValueError(
+                f"`capacity` is {self.capacity!r}; allowed are whole numbers from 0."
+            )
+
     def compress(self, x: Array) -> Array:
         flat = _flat(x).astype(bool)
-        count = raise_where(flat.sum(-1) > self.capacity, flat.sum(-1), self._overflow)
-        absent = flat.shape[-1]
+        count, absent = flat.sum(-1), flat.shape[-1]
+        most = count.max(initial=0)  # one number, so that no sharded axis is gathered
+        most = raise_where(most > self.capacity, most, self._overflow)
 
         def positions(row: Array) -> Array:
             return jnp.nonzero(row, size=self.capacity, fill_value=absent)[0]
 
         found = jax.vmap(jax.vmap(positions))(flat)
         places = jnp.arange(self.capacity).reshape(1, 1, -1)
-        found = jnp.where(places < count[..., None], found, absent)
+        found = jnp.where(places < jnp.minimum(count, most)[..., None], found, absent)
         return found.astype(np.min_scalar_type(absent))
 
     def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -202,10 +218,10 @@ class SparseSpikeCompressor(BaseSpikeCompressor):
 
         return jax.vmap(jax.vmap(row))(data).reshape(shape)
 
-    def _overflow(self, count: np.ndarray) -> str:
+    def _overflow(self, most: float) -> str:
         return (
             f"SparseSpikeCompressor has a `capacity` of {self.capacity}; a time step "
-            f"of a sample has {count.max()} spikes. Raise it, or use "
+            f"of a sample has {most:g} spikes. Raise it, or use "
             "BitSpikeCompressor."
         )
 
@@ -229,10 +245,25 @@ def compressor_named(name: str, **settings: Any) -> BaseSpikeCompressor:
 
 def compressor_for(grid: Grid | None) -> BaseSpikeCompressor:
     """The smallest of ours that is exact on every value in `grid`."""
-    if grid is None or grid.bits > 8:
+    small = grid is not None and max(abs(grid.lo), abs(grid.hi)) < _EXACT // 2
+    if grid is None or grid.bits > 8 or not small:
         return NullSpikeCompressor()
     bit = BitSpikeCompressor()
     return bit if bit.covers(grid) else IntegerSpikeCompressor.of(grid)
+
+
+def settings_of(compressor: BaseSpikeCompressor) -> tuple[tuple[str, Any], ...]:
+    """(name, value) of a compressor's arguments; of what JSON cannot hold, the repr."""
+    if not dataclasses.is_dataclass(compressor):
+        return ()
+    names = [field.name for field in dataclasses.fields(compressor)]
+    return tuple((name, _plain(getattr(compressor, name))) for name in names)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    return ("repr", repr(value))
 
 
 def _flat(x: Array) -> Array:

@@ -30,13 +30,18 @@ class GCContainer(nnx.Module):
 
     Args:
         x_compressor: what keeps the input.
-        needs_proof: whether that is exact on some values only.
-        proof: the segment's path and what the running call of the model proves.
+        gc_trusted: whether that needs no proof.
+        gc_proof: the segment's path and what the running call of the model proves.
     """
 
     x_compressor: BaseSpikeCompressor
-    needs_proof: bool
-    proof: tuple[str, CallProof] | None
+    gc_trusted: bool
+    gc_proof: tuple[str, CallProof] | None
+
+    @property
+    def compresses(self) -> bool:
+        """Whether it may keep something else than the input itself."""
+        return not isinstance(self.x_compressor, NullSpikeCompressor)
 
 
 def make_gc(
@@ -50,8 +55,8 @@ def make_gc(
         trusted: whether the compressor needs no proof.
     """
     module.x_compressor = compressor
-    module.needs_proof = not trusted and not compressor.covers(None)
-    module.proof = None
+    module.gc_trusted = trusted or compressor.covers(None)
+    module.gc_proof = None
     become(module, _gc_class(type(module)))
 
 
@@ -86,47 +91,52 @@ def _call_segment(
         y = cls.__call__(module, x, *args, **kwargs)
         return y, _changes(cls, graphdef, state, module)
 
-    keep = self.x_compressor
-    if self.needs_proof:
-        keep = _IfProven(keep, self.proof)
+    keep = _Boundary(self.x_compressor, self.gc_trusted, self.gc_proof)
     y, changes = gc_segment(run, keep)(x, state, arrays)
     nnx.update(self, changes)
     return y
 
 
 @dataclasses.dataclass(frozen=True)
-class _IfProven(NullSpikeCompressor):
-    """Packs by `compressor` where the proof covers that; otherwise keeps the array.
+class _Boundary(NullSpikeCompressor):
+    """Packs by `compressor` where that is proven exact; otherwise keeps the array.
 
     The proof is worked out here, when the input is packed, and not when the segment is
-    called: a forward pass without a gradient packs nothing.
+    called: a forward pass without a gradient packs nothing. An array that several
+    segments of one call read is packed once.
     """
 
     compressor: BaseSpikeCompressor
+    trusted: bool
     proof: tuple[str, CallProof] | None
 
     def pack(self, x: Array) -> Payload:
-        path, proof = self.proof or ("", None)
-        known = None if proof is None else proof.known.get(path)
-        if proof and self.compressor.covers(None if known is None else known.grid):
-            return self._shared(x, proof)
-        warnings.warn(
-            f"the input of a segment{' at ' + path if path else ''}, {describe(x)}, is "
-            f"kept uncompressed: nothing proves that {type(self.compressor).__name__} "
-            "is exact on it. Call the planned model itself, not a part of it, and plan "
-            "with a batch like this one.",
-            stacklevel=2,
-        )
-        return super().pack(x)
-
-    def _shared(self, x: Array, proof: CallProof) -> Payload:
-        """The payload of `x`, which another segment may have made already."""
-        for array, payload in proof.packed:
+        if not self._exact():
+            warnings.warn(self._warning(x), stacklevel=2)
+            return super().pack(x)
+        packed = [] if self.proof is None else self.proof[1].packed
+        for array, payload in packed:
             if array is x and payload.by == self.compressor:
                 return payload
         payload = self.compressor.pack(x)
-        proof.packed.append((x, payload))
+        packed.append((x, payload))
         return payload
+
+    def _exact(self) -> bool:
+        if self.trusted or self.proof is None:
+            return self.trusted
+        path, proof = self.proof
+        known = proof.known.get(path)
+        return self.compressor.covers(None if known is None else known.grid)
+
+    def _warning(self, x: Array) -> str:
+        where = f" at {self.proof[0]!r}" if self.proof else ""
+        return (
+            f"the input of a segment{where}, {describe(x)}, is kept uncompressed: "
+            f"nothing proves that {self.compressor} is exact on it. A proof is of a "
+            "call of the planned model: call that, not a part of it, with inputs that "
+            "it was planned for."
+        )
 
 
 def _changes(

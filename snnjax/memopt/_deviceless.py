@@ -171,8 +171,10 @@ def _export(traced: jax.stages.Traced) -> jax.export.Exported:
     except Exception as error:
         raise MeasureError(
             f"The step {traced.fun_name!r} cannot be lowered for a CUDA GPU: {error}\n"
-            "Take out callbacks (jax.debug.print too) and operations that exist on "
-            "the CPU only, or measure on the present backend with `device=None`."
+            "Take out callbacks (jax.debug.print too; the check of an `input_range`, "
+            "by `apply_plan(..., check_input=False)`; a SparseSpikeCompressor) and "
+            "operations that exist on the CPU only, or measure on the present backend "
+            "with `device=None`."
         ) from error
     if exported.nr_devices != 1:
         raise MeasureError(

@@ -3,33 +3,35 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from .._types import Array
 
 
-def raise_where(
-    bad: Array, values: Array, message: Callable[[np.ndarray], str]
-) -> Array:
-    """`values`; the program fails with `message(values)` where any of `bad` is true.
+def raise_where(bad: Array, value: Array, message: Callable[[float], str]) -> Array:
+    """`value`; the program fails with `message(value)` where `bad` is true.
 
-    The host is asked only then, so a good run pays for one reduction. The error is
-    jax's own for a failed callback, and carries the message.
+    The host is asked only then, so that a good run pays for a branch. How the failure
+    arrives is jax's affair; the message is in its text.
 
     Args:
-        bad: bool, of any shape.
-        values: what the message is made of.
-        message: takes `values` as a NumPy array.
+        bad: a scalar, bool.
+        value: a scalar that the message is made of. It gets no gradient.
+        message: takes the value as a number.
+
+    Returns:
+        `value`. The check is part of the program only if something depends on this.
     """
+    value = lax.stop_gradient(value)
 
-    def fail(values: np.ndarray) -> np.ndarray:
-        raise ValueError(message(np.asarray(values)))
+    def fail(bad: np.ndarray, value: np.ndarray) -> np.ndarray:
+        if bad:  # under vmap both branches run
+            raise ValueError(message(np.asarray(value).item()))
+        return np.asarray(value)
 
-    def ask(values: Array) -> Array:
-        return jax.pure_callback(
-            fail, jax.ShapeDtypeStruct(values.shape, values.dtype), values
-        )
+    def ask(bad: Array, value: Array) -> Array:
+        shape = jax.ShapeDtypeStruct(value.shape, value.dtype)
+        return jax.pure_callback(fail, shape, bad, value, vmap_method="sequential")
 
-    return lax.cond(jnp.any(bad), ask, lambda values: values, values)
+    return lax.cond(bad, ask, lambda bad, value: value, bad, value)

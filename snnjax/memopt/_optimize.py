@@ -14,6 +14,7 @@ from .._step import Loss
 from .._types import Array
 from ._apply import apply_plan, fingerprint
 from ._boundary import prove_loss
+from ._devices import DeviceSpec
 from ._plan import Plan
 from ._profile import with_figures
 from ._summary import MemOptSummary, summarize
@@ -42,7 +43,7 @@ def make_plan(
     compress_x: bool = True,
     input_range: tuple[int, int] | None = None,
     unchecked: bool = False,
-    device: str | None = None,
+    device: str | DeviceSpec | None = None,
 ) -> Plan:
     """Decides which modules become GC segments, and measures what that is worth.
 
@@ -65,8 +66,8 @@ def make_plan(
             call of the planned model then checks its data. Bool inputs need none.
         unchecked: allow a compressor that a module's `x_compressor` names although
             nothing proves that it is exact there.
-        device: GPU that the bytes are for, such as "rtx4090", present or not; None is
-            jax's default backend.
+        device: GPU that the bytes are for, such as "rtx4090" or a `DeviceSpec`, present
+            or not; None is jax's default backend.
 
     Returns:
         A frozen `Plan`: print it, save it, apply it.

@@ -1,6 +1,6 @@
 """The plan: a decision about every segment, as frozen data that can be saved.
 
-A plan holds names and integers, no arrays and no functions. It remembers the model that
+A plan holds names and numbers, no arrays and no functions. It remembers the model that
 it was made for, so that it is refused for another; the file carries a checksum, so that
 one cut short or edited is refused as well.
 """
@@ -55,7 +55,7 @@ class Plan:
         level: of optimisation, as in `memory_optimization`.
         segments: in the order in which the forward pass meets them.
         candidates: paths of all modules that could have become segments.
-        fingerprint: of the model: (path, description) of variables and segments.
+        fingerprint: of the model: (path, description) of variables and modules.
         input_range: (lo, hi) of the whole numbers that the model's first input is
             declared to hold, and checked to at every call; None is anything.
         device: that the bytes are for; None where nothing was measured.
@@ -170,7 +170,11 @@ def _tuples(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(rows: list[list[Any]]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, value) for name, value in rows)
+    return tuple((name, _frozen(value)) for name, value in rows)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _table(plan: Plan) -> Table:

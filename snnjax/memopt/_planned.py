@@ -13,12 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from .._gate import start_after
 from .._types import Array
-from ._boundary import CallProof
+from ._boundary import CallProof, check_first_is_array
 from ._container import GCContainer
 from ._fault import raise_where
 from ._grid import Grid
@@ -29,25 +28,25 @@ class PlannedModel(nnx.Module):
     """Marks a model that a plan was applied to.
 
     Args:
-        declared_input: what the first input is declared to hold; None is anything.
-        check_input: whether a call makes sure of that.
+        gc_declared: what the first input is declared to hold; None is anything.
+        gc_checks: whether a call makes sure of that.
     """
 
-    declared_input: Grid | None
-    check_input: bool
+    gc_declared: Grid | None
+    gc_checks: bool
 
 
 def make_planned(model: Any, declared: Grid | None, check_input: bool) -> None:
     """Makes calls of `model` prove the inputs of its segments, in place."""
-    model.declared_input = declared
-    model.check_input = check_input
+    model.gc_declared = declared
+    model.gc_checks = check_input
     become(model, _planned_class(type(model)))
 
 
 @functools.cache
 def _planned_class(cls: type[nnx.Module]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.declared_input is not None:
+        if self.gc_declared is not None:
             args = (_checked(self, *args[:1]), *args[1:])
         with _proof_at_hand(cls, self, args, kwargs):
             return cls.__call__(self, *args, **kwargs)
@@ -63,39 +62,41 @@ def _proof_at_hand(
     segments = {
         path: vars(module)  # nnx forbids setattr on a module of an outer trace
         for path, module in named_modules(model).items()
-        if isinstance(module, GCContainer) and module.needs_proof
+        if isinstance(module, GCContainer) and module.compresses
     }
+    before = {path: attributes["gc_proof"] for path, attributes in segments.items()}
     if segments:
         # Of the unplanned class: the planned one's call would prove for ever.
-        plain, declared = as_class(cls, model), model.declared_input
+        plain, declared = as_class(cls, model), model.gc_declared
         proof = CallProof(plain, tuple(segments), args, kwargs, declared)
         for path, attributes in segments.items():
-            attributes["proof"] = (path, proof)
+            attributes["gc_proof"] = (path, proof)
     try:
         yield
     finally:
-        for attributes in segments.values():
-            attributes["proof"] = None
+        for path, attributes in segments.items():
+            attributes["gc_proof"] = before[path]  # a model may call itself
 
 
 def _checked(model: PlannedModel, x: Any = None) -> Array:
     """The first input, and a failure of the program where it breaks its declaration."""
-    if not isinstance(x, jax.Array | np.ndarray):
-        raise ValueError(
-            f"the plan declares an `input_range`; {type(model).__name__} then takes an "
-            f"array as its first positional argument, and {type(x).__name__} came."
-        )
-    x, grid = jnp.asarray(x), model.declared_input
-    if grid is None or not model.check_input or not x.size or x.dtype == jnp.bool_:
+    check_first_is_array((x,))
+    x, grid = jnp.asarray(x), model.gc_declared
+    if grid is None or not model.gc_checks or not x.size:
         return x
-    outside = (x < grid.lo) | (x > grid.hi) | (x != jnp.round(x)) | jnp.signbit(x)
+    # float32 holds every bound that can be declared, and does not wrap.
+    value = jax.lax.stop_gradient(x).astype(jnp.float32)
+    outside = (value < grid.lo) | (value > grid.hi) | (value != jnp.round(value))
+    outside |= (value == 0) & jnp.signbit(value)
+    worst = jnp.max(jnp.where(outside, value, -jnp.inf))
 
-    def message(value: np.ndarray) -> str:
+    def message(worst: float) -> str:
         return (
             f"`input_range` is ({grid.lo}, {grid.hi}), but the input of the model "
-            f"holds {value:g}. Clip or round the data, or plan without an "
+            f"holds {worst:g}. Clip or round the data, or plan without an "
             "`input_range`."
         )
 
-    worst = x.reshape(-1)[jnp.argmax(outside)].astype(jnp.float32)
-    return start_after(x, raise_where(outside, worst, message))
+    worst = raise_where(jnp.any(outside), worst, message)
+    # `worst` is -inf for good data: a tie on it is one on a number, at no value.
+    return start_after(x, worst)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from .._step import Loss, make_step
 from ._apply import apply_plan
+from ._devices import DeviceSpec
 from ._measure import MemoryReport, measure, residual_bytes
 from ._model import abstract
 from ._plan import Plan
@@ -29,9 +30,12 @@ def with_figures(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     batch: tuple[Any, ...],
-    device: str | None,
+    device: str | DeviceSpec | None,
 ) -> Plan:
     """The plan, with the bytes of the step that it was made for.
+
+    Without the check of a declared `input_range`, which cannot be compiled for a GPU
+    that is not there and takes no memory to speak of.
 
     Args:
         net: the plain model.
@@ -61,7 +65,7 @@ def measure_step(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     batch: tuple[Any, ...],
-    device: str | None,
+    device: str | DeviceSpec | None,
 ) -> MemoryReport:
     """`measure` of the donated step `make_step(loss)` on an abstract model."""
     state = nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), net)

@@ -43,16 +43,6 @@ Value = Known | None
 _ROUNDS = 4  # of a fixpoint before it is widened
 
 
-def analyze(closed_jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-    """What each output of a jaxpr can hold.
-
-    Args:
-        closed_jaxpr: from `jax.make_jaxpr`.
-        inputs: what is known of each flat input; None is unknown.
-    """
-    return Analysis().run(closed_jaxpr, inputs)
-
-
 class Analysis:
     """One interpretation; `named` collects what passed each `checkpoint_name`.
 
@@ -65,7 +55,12 @@ class Analysis:
         self._scope: tuple[str, ...] = ()
 
     def run(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs of a jaxpr, closed or open, for the given inputs."""
+        """What each output of a jaxpr can hold.
+
+        Args:
+            jaxpr: closed, from `jax.make_jaxpr`, or open.
+            inputs: what is known of each flat input; None is unknown.
+        """
         body = getattr(jaxpr, "jaxpr", jaxpr)
         consts = [_constant(c) for c in getattr(jaxpr, "consts", ())]
         env: dict[Any, Value] = dict(

@@ -4,7 +4,6 @@ Every argument of the planner that a user can get wrong is checked here, before 
 is traced.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -17,9 +16,10 @@ from ._compress import (
     NullSpikeCompressor,
     compressor_for,
     compressor_named,
+    settings_of,
 )
 from ._container import GCContainer
-from ._devices import device_spec
+from ._devices import DeviceSpec, device_spec
 from ._grid import Grid
 from ._model import named_modules, outermost
 from ._plan import PlannedSegment
@@ -93,9 +93,10 @@ def check_loss(loss: Any) -> None:
         )
 
 
-def check_device(device: str | None) -> None:
-    """Raises unless `device` is None, the present backend or a GPU by a known name."""
-    if device is not None and device != jax.default_backend():
+def check_device(device: Any) -> None:
+    """Raises unless `device` is None, the present backend or a described GPU."""
+    described = device is None or isinstance(device, DeviceSpec)
+    if not described and device != jax.default_backend():
         device_spec(device)
 
 
@@ -104,10 +105,12 @@ def check_input_range(input_range: Any) -> Grid | None:
     if input_range is None:
         return None
     whole = isinstance(input_range, tuple) and [type(n) for n in input_range]
-    if whole != [int, int] or input_range[0] > input_range[1]:
+    pair = whole == [int, int] and input_range[0] <= input_range[1]
+    if not pair or max(map(abs, input_range)) > 2**23:
         raise ValueError(
             f"`input_range` is {input_range!r}; allowed is a pair of whole numbers "
-            "(lo, hi), such as (0, 1) for binary event frames, or None."
+            "(lo, hi) up to 2**23 in size, such as (0, 1) for binary event frames, or "
+            "None."
         )
     return Grid(*input_range)
 
@@ -130,7 +133,7 @@ def plan_segment(
         )
     check_round_trip(path, own, grid)
     vouched = not own.covers(grid)
-    return PlannedSegment(path, type(own).__name__, boundary, _settings(own), vouched)
+    return PlannedSegment(path, type(own).__name__, boundary, settings_of(own), vouched)
 
 
 def check_round_trip(path: str, own: BaseSpikeCompressor, grid: Grid | None) -> None:
@@ -151,16 +154,6 @@ def check_round_trip(path: str, own: BaseSpikeCompressor, grid: Grid | None) -> 
             f"`x_compressor` of {path} is {own}, whose round trip is not exact: "
             f"{members[wrong[0]]:g} came back as {came.ravel()[wrong[0]]:g}."
         )
-
-
-def _settings(compressor: BaseSpikeCompressor) -> tuple[tuple[str, Any], ...]:
-    """Arguments of a compressor that JSON can hold; all of them, or none."""
-    if not dataclasses.is_dataclass(compressor):
-        return ()
-    names = [field.name for field in dataclasses.fields(compressor)]
-    values = [getattr(compressor, name) for name in names]
-    plain = all(isinstance(v, bool | int | float | str) for v in values)
-    return tuple(zip(names, values)) if plain else ()
 
 
 def _own_compressor(module: nnx.Module) -> BaseSpikeCompressor | None:

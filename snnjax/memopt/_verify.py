@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
@@ -11,7 +12,7 @@ from .._types import Array
 from ._apply import apply_plan
 from ._compress import BaseSpikeCompressor
 from ._container import GCContainer
-from ._model import become, derived, named_modules
+from ._model import become, derived, describe, named_modules
 from ._plan import Plan
 
 
@@ -52,17 +53,25 @@ def _watch(path: str, module: GCContainer) -> None:
     become(module, derived((cls,), cls.__name__, {"__call__": call}))
 
 
-def _compare(path: str, compressor: BaseSpikeCompressor, x: Array) -> None:
+def _compare(path: str, compressor: BaseSpikeCompressor, x: Any) -> None:
     if isinstance(x, Tracer):
         raise ValueError(
             f"the segment at {path!r} is called inside a transformation, where there "
             "is no data to compare; verify a model whose own call is plain."
         )
-    sent, came = np.asarray(x), np.asarray(compressor.pack(x).unpack())
-    wrong = np.argwhere(sent.view(np.uint8) != came.view(np.uint8))
-    if sent.dtype != came.dtype or wrong.size:
-        index = tuple(int(i) for i in np.argwhere(sent != came)[0])
-        raise ValueError(
-            f"{compressor} is not exact on the input of the segment at {path!r}: at "
-            f"{index} it was {sent[index]:g} and came back as {came[index]:g}."
-        )
+    x = jnp.asarray(x)
+    came = compressor.pack(x).unpack()
+    start = f"{compressor} is not exact on the input of the segment at {path!r}: "
+    if describe(x) != describe(came):
+        raise ValueError(f"{start}{describe(x)} came back as {describe(came)}.")
+    wrong = np.argwhere(_bytes(x) != _bytes(came))
+    if wrong.size:
+        index = tuple(int(i) for i in wrong[0][: x.ndim])
+        values = f"it was {x[index]:g} and came back as {came[index]:g}"
+        raise ValueError(f"{start}at {index} {values}.")
+
+
+def _bytes(x: Array) -> np.ndarray:
+    """`[..., bytes]`, so that NaN equals itself and -0.0 is not 0.0."""
+    array = np.ascontiguousarray(np.asarray(x))
+    return array.view(np.uint8).reshape(*array.shape, -1)

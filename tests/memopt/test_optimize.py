@@ -74,7 +74,7 @@ def test_the_summary_counts_what_the_new_model_holds(measured):
     assert (summary.null_compressor_count, summary.bit_compressor_count) == (1, 3)
     assert summary.compress_x and summary.applied_steps and not summary.skipped_steps
     assert summary.optimize_seconds > 0
-    assert "layers.3" in str(summary) and "MiB" in str(summary)
+    assert "layers.3" in str(summary) and "KiB" in str(summary)
 
 
 def test_a_plan_with_figures_survives_its_file(measured, tmp_path):

@@ -173,7 +173,7 @@ def test_a_plan_prints_every_decision_and_figure():
     for words in ("level 1", "features.layers.1", "BitSpikeCompressor", "{0, 1}"):
         assert words in text
     assert "3.0 MiB -> 1.0 MiB (3.00x less)" in text and "h200" in text
-    assert "2.0 MiB -> 0.1 MiB (32.00x less)" in text
+    assert "2.0 MiB -> 64.0 KiB (32.00x less)" in text
     # Square brackets are markup to rich; they are text to us.
     assert "left plain: [head]" in text
     row = next(line for line in text.splitlines() if "head" in line)

@@ -13,7 +13,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from snnjax.memopt import Grid
-from snnjax.memopt._ranges import Known, analyze
+from snnjax.memopt._ranges import Analysis, Known
 
 SHAPE = (3, 4)  # of every value in a random program
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int32", "uint8", "bool")
@@ -355,7 +355,7 @@ def check_soundness(program: Any) -> tuple[int, int]:
     arguments, recipe = program
     arrays = [jnp.asarray(a) for a, _ in arguments]
     jaxpr = jax.make_jaxpr(lambda *xs: run_program(recipe, list(xs)))(*arrays)
-    predicted = analyze(jaxpr, [known for _, known in arguments])
+    predicted = Analysis().run(jaxpr, [known for _, known in arguments])
     with jax.disable_jit():
         values = jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *arrays)
     for variable, known, value in zip(jaxpr.jaxpr.outvars, predicted, values):
@@ -472,7 +472,9 @@ def test_a_trap_is_seen(trap):
     f, values, grid = TRAPS[trap]
     x = jnp.array(values, jnp.float32)
     jaxpr = jax.make_jaxpr(f)(x)
-    (known,) = analyze(jaxpr, [None if grid is None else Known(grid, ("input",))])
+    (known,) = Analysis().run(
+        jaxpr, [None if grid is None else Known(grid, ("input",))]
+    )
     if known is not None:
         came = f(x)
         assert not outside(came, known.grid).size, f"{known}, came {came}"

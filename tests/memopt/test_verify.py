@@ -13,6 +13,9 @@ from models import WIDTH, Block, Residual, assert_same, chain, frames, planned, 
 import snnjax as snn
 from snnjax import memopt
 
+# jax's own for a failed callback; by its fast path it comes as a ValueError.
+FAILED = (jax.errors.JaxRuntimeError, ValueError)
+
 
 class Relay(nnx.Module):
     """A segment that hands on what comes."""
@@ -90,7 +93,7 @@ def test_every_value_that_is_no_spike_is_found(dtype, value, words):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_null_is_exact_on_nan_and_negative_zero(dtype):
     x = jnp.asarray([[[np.nan, -0.0, np.inf, -np.inf, 1e-40, 3.5]]], dtype)
-    net, plan = snn.layer.Sequential(Relay()), None
+    net = snn.layer.Sequential(Relay())
     plan = planned(net, x, targets=(Relay,))
     assert plan.segments[0].compressor == "NullSpikeCompressor"
     memopt.verify(net, plan, (x,))
@@ -132,15 +135,15 @@ class CutCompressor(memopt.BaseSpikeCompressor):
 def test_another_shape_is_found_and_the_segment_named():
     x = jnp.ones((2, 2, 5))
     net, plan = relay(x, "CutCompressor")
-    with pytest.raises(ValueError, match="layers.0.*|CutCompressor") as error:
+    with pytest.raises(ValueError, match="layers.0") as error:
         memopt.verify(net, plan, (x,))
-    assert "layers.0" in str(error.value) and "CutCompressor" in str(error.value)
+    assert "CutCompressor" in str(error.value)
 
 
 def test_an_overflow_of_sparse_is_found():
     x = jnp.ones((2, 2, 5))
     net, plan = relay(x, memopt.SparseSpikeCompressor(4))
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="has 5 spikes"):
+    with pytest.raises(FAILED, match="has 5 spikes"):
         memopt.verify(net, plan, (x,))
     memopt.verify(net, plan, (x.at[..., 2].set(0.0),))
 
@@ -191,7 +194,7 @@ def test_data_outside_the_declared_range_fails_here_as_well():
     net = sums()
     plan = planned(net, jnp.zeros((3, 2, WIDTH)), input_range=(0, 1))
     memopt.verify(net, plan, (jnp.ones((3, 2, WIDTH)),))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="holds 3"):
+    with pytest.raises(FAILED, match="holds 3"):
         memopt.verify(net, plan, (jnp.full((3, 2, WIDTH), 3.0),))
 
 
@@ -211,7 +214,7 @@ def test_within_a_transformation_there_is_nothing_to_compare(way):
         memopt.verify(net, plan, (x,))
         return x.sum()
 
-    with pytest.raises(ValueError, match="layers.0.*inside a transformation"):
+    with pytest.raises(ValueError, match="transformation"):
         WITHIN[way](run, net, x)
 
 
