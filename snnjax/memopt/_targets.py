@@ -95,8 +95,8 @@ def check_loss(loss: Any) -> None:
 
 def check_device(device: Any) -> None:
     """Raises unless `device` is None, the present backend or a described GPU."""
-    described = device is None or isinstance(device, DeviceSpec)
-    if not described and device != jax.default_backend():
+    here = (None, jax.default_backend())
+    if device not in here and not isinstance(device, DeviceSpec):
         device_spec(device)
 
 
