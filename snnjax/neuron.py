@@ -443,13 +443,21 @@ def keep_state(model: nnx.Module, keep: bool = True) -> None:
     With kept states, `model(x[:3])` then `model(x[3:])` is `model(x)`, and
     `model(x_t[None])[0]` is one time step of a stream. Put normalisation into
     evaluation mode first (`model.eval()`).
+
+    Args:
+        model: its neurons are changed in place.
+        keep: False makes every call start at rest again.
     """
     for neuron in _neurons(model):
         neuron.kept = State(()) if keep else None
 
 
 def reset_state(model: nnx.Module) -> None:
-    """Puts every kept state of `model` back to rest: a new stream begins."""
+    """Puts every kept state of `model` back to rest: a new stream begins.
+
+    Args:
+        model: its kept states are changed in place.
+    """
     for neuron in _neurons(model):
         if neuron.kept is not None:
             neuron.kept.set_value(())

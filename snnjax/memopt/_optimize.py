@@ -4,7 +4,7 @@ import functools
 import operator
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import optax
@@ -107,6 +107,20 @@ def make_plan(
     return with_figures(net, plan, loss, optimizer or optax.sgd(1e-2), batch, device)
 
 
+class _PlanSettings(TypedDict, total=False):
+    loss: Loss | None
+    optimizer: optax.GradientTransformation | None
+    input_range: tuple[int, int] | None
+    unchecked: bool
+    device: str | DeviceSpec | None
+
+
+class _Settings(_PlanSettings, total=False):
+    compress_x: bool
+    level: int
+    verbose: bool
+
+
 @overload
 def memory_optimization(
     net: Model,
@@ -114,7 +128,7 @@ def memory_optimization(
     dummy_input: tuple[Any, ...] | None = None,
     *,
     return_summary: Literal[False] = False,
-    **settings: Any,
+    **settings: Unpack[_Settings],
 ) -> Model: ...
 
 
@@ -125,7 +139,7 @@ def memory_optimization(
     dummy_input: tuple[Any, ...] | None = None,
     *,
     return_summary: Literal[True],
-    **settings: Any,
+    **settings: Unpack[_Settings],
 ) -> tuple[Model, MemOptSummary]: ...
 
 
@@ -138,7 +152,7 @@ def memory_optimization(
     level: int = 0,
     verbose: bool = False,
     return_summary: bool = False,
-    **settings: Any,
+    **settings: Unpack[_PlanSettings],
 ) -> Model | tuple[Model, MemOptSummary]:
     """Segments a model so that it trains in less memory: `make_plan` and `apply_plan`.
 
