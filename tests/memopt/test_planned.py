@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import math
-import os
 import re
 from typing import Any, ClassVar
 
@@ -516,14 +514,6 @@ def test_a_wrong_input_range_is_refused(bad):
     with pytest.raises(ValueError, match="`input_range` is") as error:
         memopt.make_plan(two(), Block, None, input_range=bad)
     assert repr(bad) in str(error.value) and "(0, 1)" in str(error.value)
-
-
-@pytest.fixture
-def cuda_wheels() -> None:
-    if importlib.util.find_spec("jax_cuda12_plugin"):
-        return
-    stop = pytest.fail if os.environ.get("SNNJAX_REQUIRE_CUDA") == "1" else pytest.skip
-    stop('needs the CUDA wheels: pip install "snnjax[plan-cuda]"')
 
 
 @pytest.mark.parametrize("dtype, input_range", [("float32", (0, 1)), ("bool", None)])
