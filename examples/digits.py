@@ -281,6 +281,8 @@ def main() -> int:
     train(run, training, args.epochs, console)
     accuracy = test_accuracy(run.model, test)
     print(f"test accuracy {accuracy:.2%} on {len(test.labels)} digits never trained on")
+    if args.quick:
+        print("(so few steps leave batch norm's running statistics cold)")
     print(f"plan: {args.out / 'plan.json'}, picture: {args.out / 'memory.png'}")
     print(f"{time.perf_counter() - begin:.0f} s in all")
     if accuracy < TARGET and not args.quick:
