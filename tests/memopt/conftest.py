@@ -1,17 +1,19 @@
 """Compiling for a GPU that is not there needs three wheels; CI has them."""
 
-import importlib.util
+import importlib.metadata
 import os
 
 import pytest
+
+WHEELS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 
 
 @pytest.fixture
 def cuda_wheels() -> None:
     """Skips where the wheels of `snnjax[plan-cuda]` are missing, or fails in CI."""
-    packages = ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
-    missing = [p for p in packages if importlib.util.find_spec(p) is None]
+    installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
+    missing = ", ".join(wheel for wheel in WHEELS if wheel not in installed)
     if missing and os.environ.get("SNNJAX_REQUIRE_CUDA") == "1":
-        pytest.fail(f"SNNJAX_REQUIRE_CUDA=1, but {', '.join(missing)} is missing")
+        pytest.fail(f"SNNJAX_REQUIRE_CUDA=1, but {missing} is missing")
     if missing:
-        pytest.skip(f'needs pip install "snnjax[plan-cuda]": no {", ".join(missing)}')
+        pytest.skip(f'needs pip install "snnjax[plan-cuda]": no {missing}')
