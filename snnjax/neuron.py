@@ -165,7 +165,6 @@ def _potentials(
     A scan that stacks its outputs would start from a buffer of zeros, which XLA
     allocates at the start of the program and keeps alive all through (design 4.2).
     """
-
     start = leak, start_after(v, x), x.astype(v.dtype)
     _, v, h = lax.fori_loop(0, x.shape[0], _charging(rule), start)
     return h, v

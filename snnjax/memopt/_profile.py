@@ -48,7 +48,9 @@ def with_figures(
     plain = abstract(net)
     planned = apply_plan(plain, plan, check_input=False)
     before = measure_step(plain, loss, optimizer, batch, device)
-    after = measure_step(planned, loss, optimizer, batch, device)
+    after = before  # the same program, not to be compiled twice
+    if plan.segments:
+        after = measure_step(planned, loss, optimizer, batch, device)
     return dataclasses.replace(
         plan,
         device=before.device,
