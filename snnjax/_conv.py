@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ._marks import ELEMENTWISE, marked
+
 # Measured on two cores: longer products hardly gain and take more scratch.
 _POSITIONS_PER_BLOCK = 1024
 _SERVED_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -107,7 +109,12 @@ def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
         y: `[time, ..., features]`.
         bias: `[features]`.
     """
-    bias = bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
+    return _add_bias(y, bias.astype(y.dtype))
+
+
+@marked(ELEMENTWISE)
+def _add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+    bias = bias.reshape((1,) * (y.ndim - 1) + (-1,))
 
     def in_place(y: jax.Array, bias: jax.Array) -> jax.Array:
         def step(t: jax.Array, y: jax.Array) -> jax.Array:

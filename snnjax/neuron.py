@@ -33,6 +33,7 @@ from jax import lax
 
 from . import surrogate as _surrogate
 from ._gate import start_after
+from ._marks import CAUSAL, marked
 from ._types import Array, check_floating, check_time_major, float32_at_least
 
 Surrogate = Callable[[Array], Array]
@@ -125,7 +126,7 @@ def lif(
             f"`v` has shape {v.shape}; allowed is {x.shape[1:]}, one time step of `x`."
         )
     with jax.named_scope("snn.lif"):
-        return _multi_step(rule, leak, v, x)
+        return _causal_multi_step(rule, leak, v, x)
 
 
 def _leak(tau: float | Array, ndim: int, dtype: Any) -> Array:
@@ -221,6 +222,13 @@ def _backward(
 
 
 _multi_step.defvjp(_forward, _backward)
+
+
+@marked(CAUSAL, static_argnums=0)
+def _causal_multi_step(
+    rule: _Membrane, leak: Array, v: Array, x: Array
+) -> tuple[Array, Array]:
+    return _multi_step(rule, leak, v, x)
 
 
 def _charge_by_leak(rule: _Membrane, leak: Array, v: Array, h: Array) -> Array:

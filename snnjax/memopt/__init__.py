@@ -13,7 +13,10 @@ from ._compress import NullSpikeCompressor as NullSpikeCompressor
 from ._compress import Payload as Payload
 from ._compress import SparseSpikeCompressor as SparseSpikeCompressor
 from ._compress import Uint8SpikeCompressor as Uint8SpikeCompressor
+from ._chunked import chunked_segment as chunked_segment
+from ._container import BCGCContainer as BCGCContainer
 from ._container import GCContainer as GCContainer
+from ._container import TCGCContainer as TCGCContainer
 from ._devices import DEVICES as DEVICES
 from ._devices import DeviceSpec as DeviceSpec
 from ._devices import device_spec as device_spec

@@ -7,7 +7,7 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 from ._compress import BaseSpikeCompressor, compressor_named, settings_of
-from ._container import make_gc
+from ._container import make_segment
 from ._grid import Grid
 from ._model import (
     copy_structure,
@@ -63,7 +63,13 @@ def _apply(planned: nnx.Module, plan: Plan, check_input: bool) -> None:
     modules = modules_at(planned, (s.path for s in plan.segments))
     for segment in plan.segments:
         module = modules[segment.path]
-        make_gc(module, _compressor(module, segment), trusted=segment.unchecked)
+        make_segment(
+            module,
+            _compressor(module, segment),
+            trusted=segment.unchecked,
+            cut=segment.cut,
+            chunks=segment.chunks,
+        )
     if plan.segments:
         declared = None if plan.input_range is None else Grid(*plan.input_range)
         make_planned(planned, declared, check_input)

@@ -45,6 +45,7 @@ class BaseSpikeCompressor(abc.ABC):
     """
 
     holds: Grid | None
+    separable = False
 
     @abc.abstractmethod
     def compress(self, x: Array) -> Any:
@@ -68,6 +69,7 @@ class NullSpikeCompressor(BaseSpikeCompressor):
     """Keeps the array itself: right for every value."""
 
     holds = None
+    separable = True
 
     def compress(self, x: Array) -> Array:
         return x
@@ -81,6 +83,7 @@ class BooleanSpikeCompressor(BaseSpikeCompressor):
     """Keeps one byte a value, `bool`; for {0, 1}."""
 
     holds = BINARY
+    separable = True
 
     def compress(self, x: Array) -> Array:
         return x.astype(bool)
@@ -94,6 +97,7 @@ class Uint8SpikeCompressor(BaseSpikeCompressor):
     """Keeps one byte a value, `uint8`; for counts 0..255."""
 
     holds = Grid(0, 255)
+    separable = True
 
     def compress(self, x: Array) -> Array:
         return x.astype(jnp.uint8)
@@ -111,6 +115,7 @@ class BitSpikeCompressor(BaseSpikeCompressor):
     """
 
     holds = BINARY
+    separable = True
 
     def compress(self, x: Array) -> Array:
         return jnp.packbits(_flat(x).astype(bool), axis=-1)
@@ -136,6 +141,7 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
     bits: int
     lo: int = 0
     scale: float = 1.0
+    separable = True
 
     def __post_init__(self) -> None:
         whole = type(self.bits) is int and type(self.lo) is int
@@ -189,6 +195,7 @@ class SparseSpikeCompressor(BaseSpikeCompressor):
 
     capacity: int
     holds = BINARY
+    separable = True
 
     def __post_init__(self) -> None:
         if type(self.capacity) is not int or self.capacity < 0:

@@ -4,12 +4,16 @@ A segment is the module itself with another class: a subclass made on the fly, s
 attributes, paths, Variables and `isinstance` stay. Its call is a pure function of the
 module's variables (`_segment.py`); what the call changed, such as batch statistics and
 random counters, is an output of that function and is written back once.
+
+The class says how the backward pass runs: at once (GCContainer), over chunks of the
+batch (BCGCContainer) or of the time steps (TCGCContainer).
 """
 
 import dataclasses
 import functools
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +21,16 @@ import numpy as np
 from flax import nnx
 
 from .._types import Array
+from ._axes import axes_of
 from ._boundary import CallProof
+from ._chunked import chunked_segment
 from ._compress import BaseSpikeCompressor, NullSpikeCompressor, Payload
+from ._layout import BATCH, TIME
 from ._model import become, describe, wrapper_class
 from ._segment import gc_segment
 
 _ARRAYS = (jax.Array, np.ndarray)
+Run = Callable[..., Any]
 
 
 class GCContainer(nnx.Module):
@@ -43,32 +51,87 @@ class GCContainer(nnx.Module):
         """Whether it may keep something else than the input itself."""
         return not isinstance(self.x_compressor, NullSpikeCompressor)
 
+    def _segment(self, run: Run, keep: BaseSpikeCompressor, x: Array, *args: Any) -> Run:
+        """`run(x, *args)` as a segment."""
+        del x, args
+        return gc_segment(run, keep)
 
-def make_gc(
-    module: Any, compressor: BaseSpikeCompressor, *, trusted: bool = False
+
+class _Chunked(GCContainer):
+    """What batch and time chunks share: `gc_chunks` of them along an axis."""
+
+    gc_axis: ClassVar[int]
+    gc_chunks: int
+
+    def _segment(self, run: Run, keep: BaseSpikeCompressor, x: Array, *args: Any) -> Run:
+        axes = axes_of(run, self.gc_axis, self.gc_chunks, x, *args)
+        return chunked_segment(run, keep, self.gc_axis, self.gc_chunks, axes)
+
+
+class BCGCContainer(_Chunked):
+    """Marks a module whose call is a segment with its backward pass in batch chunks."""
+
+    gc_axis = BATCH
+
+
+class TCGCContainer(_Chunked):
+    """Marks a module whose call is a segment with its backward pass in time chunks."""
+
+    gc_axis = TIME
+
+
+def make_segment(
+    module: Any,
+    compressor: BaseSpikeCompressor,
+    *,
+    trusted: bool = False,
+    cut: str | None = None,
+    chunks: int = 1,
 ) -> None:
-    """Turns `module` into a GC segment, in place; the class is what changes.
+    """Turns `module` into a segment, in place; the class is what changes.
 
     Args:
         module: maps one array `[time, batch, ...]` to another.
         compressor: what keeps its input.
         trusted: whether the compressor needs no proof.
+        cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
+        chunks: how many.
     """
     module.x_compressor = compressor
     module.gc_trusted = trusted or compressor.covers(None)
     module.gc_proof = None
-    become(module, _gc_class(type(module)))
+    if cut is not None:
+        module.gc_chunks = chunks
+    become(module, _CLASSES[cut](type(module)))
 
 
 @functools.cache
 def _gc_class(cls: type[nnx.Module]) -> type[GCContainer]:
     """The subclass of `cls` whose call is a segment; the same one every time."""
+    return _segment_class(_gc_class, GCContainer, cls)
 
+
+@functools.cache
+def _bcgc_class(cls: type[nnx.Module]) -> type[GCContainer]:
+    return _segment_class(_bcgc_class, BCGCContainer, cls)
+
+
+@functools.cache
+def _tcgc_class(cls: type[nnx.Module]) -> type[GCContainer]:
+    return _segment_class(_tcgc_class, TCGCContainer, cls)
+
+
+_CLASSES = {None: _gc_class, "batch": _bcgc_class, "time": _tcgc_class}
+
+
+def _segment_class(
+    factory: Callable[[type], Any], container: type[GCContainer], cls: type[nnx.Module]
+) -> Any:
     def call(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
         return _call_segment(cls, self, x, args, kwargs)
 
-    name = f"GCContainer[{cls.__name__}]"
-    return wrapper_class(_gc_class, GCContainer, cls, name, call)
+    name = f"{container.__name__}[{cls.__name__}]"
+    return wrapper_class(factory, container, cls, name, call)
 
 
 def _call_segment(
@@ -92,7 +155,8 @@ def _call_segment(
         return y, _changes(cls, graphdef, state, module)
 
     keep = _Boundary(self.x_compressor, self.gc_trusted, self.gc_proof)
-    y, changes = gc_segment(run, keep)(x, state, arrays)
+    segment = self._segment(run, keep, x, state, arrays)
+    y, changes = segment(x, state, arrays)
     nnx.update(self, changes)
     return y
 

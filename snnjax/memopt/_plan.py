@@ -32,6 +32,8 @@ class PlannedSegment:
         boundary: what its input can hold and why, in words.
         settings: (name, value) of the compressor's own arguments.
         unchecked: whether the user vouches for the compressor.
+        cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
+        chunks: how many.
     """
 
     path: str
@@ -39,6 +41,13 @@ class PlannedSegment:
     boundary: str
     settings: tuple[tuple[str, Any], ...] = ()
     unchecked: bool = False
+    cut: str | None = None
+    chunks: int = 1
+
+    @property
+    def kind(self) -> str:
+        """What becomes of the module, in words."""
+        return "GC" if self.cut is None else f"GC, {self.chunks} {self.cut} chunks"
 
     @property
     def keeps(self) -> str:
@@ -77,6 +86,41 @@ class Plan:
     planned_residual_bytes: int | None = None
     versions: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+
+    def with_chunks(
+        self, *paths: str, batch: int | None = None, time: int | None = None
+    ) -> Self:
+        """The plan with some segments' backward passes in chunks; unmeasured.
+
+        Args:
+            *paths: of segments of this plan.
+            batch: chunks of the batch, at least 2.
+            time: or of the time steps.
+
+        Raises:
+            ValueError: no such segment, or no such number.
+        """
+        _check_chunks(batch, time)
+        missing = [p for p in paths if p not in (s.path for s in self.segments)]
+        if missing or not paths:
+            raise ValueError(
+                f"`paths` are {', '.join(map(repr, missing)) or 'none'}; allowed are "
+                f"this plan's segments, {', '.join(s.path for s in self.segments)}."
+            )
+        cut = {"cut": "batch" if time is None else "time", "chunks": batch or time}
+        segments = (
+            dataclasses.replace(s, **cut) if s.path in paths else s
+            for s in self.segments
+        )
+        return self._changed(tuple(segments))
+
+    def without(self, *paths: str) -> Self:
+        """The plan with some segments left as they were; unmeasured."""
+        return self._changed(tuple(s for s in self.segments if s.path not in paths))
+
+    def _changed(self, segments: tuple[PlannedSegment, ...]) -> Self:
+        figures = dict.fromkeys(("planned_bytes", "planned_residual_bytes"))
+        return dataclasses.replace(self, segments=segments, **figures)
 
     def to_json(self) -> str:
         """JSON with schema version and checksum."""
@@ -117,6 +161,15 @@ class Plan:
         for line in (*_figures(self), *(f"note: {n}" for n in self.notes)):
             console.print(line, highlight=False, markup=False)
         return out.getvalue().rstrip()
+
+
+def _check_chunks(batch: Any, time: Any) -> None:
+    given = [n for n in (batch, time) if n is not None]
+    if len(given) != 1 or type(given[0]) is not int or given[0] < 2:
+        raise ValueError(
+            f"`batch` is {batch!r} and `time` {time!r}; allowed is one of them, a "
+            "number of chunks from 2 up."
+        )
 
 
 def difference(
@@ -185,7 +238,7 @@ def _table(plan: Plan) -> Table:
     for path in (*planned, *(p for p in plan.candidates if p not in planned)):
         if path in planned:
             segment = planned[path]
-            cells = ("GC", segment.keeps, segment.boundary)
+            cells = (segment.kind, segment.keeps, segment.boundary)
         else:
             cells = ("plain", "", "")
         table.add_row(*map(Text, (path or "(the model)", *cells)))

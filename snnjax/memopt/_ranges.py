@@ -23,6 +23,7 @@ from jax import lax
 
 from . import _grid
 from ._grid import BINARY, Grid
+from ._jaxpr import CALLS, body_of, carry_and_sliced
 
 Trail = tuple[str, ...]
 
@@ -83,7 +84,7 @@ class Analysis:
         if name in _CONTROL:
             outputs = _CONTROL[name](self, eqn, inputs)
         elif name in _CALLS:
-            outputs = self.run(_body(eqn), inputs)
+            outputs = self.run(body_of(eqn), inputs)
         else:
             trail = _trail(name, self._scope, inputs)
             outputs = [_result(eqn, i, inputs, trail) for i in range(len(eqn.outvars))]
@@ -124,7 +125,7 @@ class Analysis:
         return carry
 
     def _scan(self, eqn: Any, inputs: list[Value]) -> list[Value]:
-        consts, carry, xs = _scan_split(eqn, inputs)
+        consts, carry, xs = carry_and_sliced(eqn, inputs)
         body, n = eqn.params["jaxpr"], len(carry)
         carry = self._fixpoint(carry, lambda c: self.run(body, [*consts, *c, *xs])[:n])
         return [*carry, *self.run(body, [*consts, *carry, *xs])[n:]]
@@ -132,33 +133,8 @@ class Analysis:
 
 # Primitives that do no more than evaluate a jaxpr. Others carry one too, and mean
 # something else by it (`pallas_call`, `reduce`): those are unknown.
-_CALLS = (
-    "jit pjit closed_call core_call remat2 checkpoint custom_jvp_call custom_vjp_call "
-    "custom_vjp_call_jaxpr"
-).split()
+_CALLS = CALLS | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 _CONTROL = {"cond": Analysis._cond, "while": Analysis._while, "scan": Analysis._scan}
-
-
-def _body(eqn: Any) -> Any:
-    keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    return next(eqn.params[key] for key in keys if key in eqn.params)
-
-
-def _scan_split(eqn: Any, inputs: list[Value]) -> tuple[list[Value], ...]:
-    """Constants, carry and sliced inputs of a scan, by the shapes around its body.
-
-    Its parameters for this differ between jax 0.10 and 0.12; the shapes do not: a carry
-    comes out as it is in the body, a sliced input has one axis more outside.
-    """
-    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
-
-    def ranks(variables: Any) -> list[int]:
-        return [len(v.aval.shape) for v in variables]
-
-    carry = sum(a == b for a, b in zip(ranks(eqn.outvars), ranks(body.outvars)))
-    xs = sum(a != b for a, b in zip(ranks(eqn.invars), ranks(body.invars)))
-    consts = len(inputs) - carry - xs
-    return inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
 
 
 # --- values ---------------------------------------------------------------------------

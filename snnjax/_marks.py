@@ -1,0 +1,34 @@
+"""Names in a traced program that vouch for what a function of ours does.
+
+The planner reads traced programs (`memopt/_twin.py`). Loops over the time axis that
+write in place look to it as if they could do anything; a `jax.jit` of a known name says
+what they do. XLA inlines it: the compiled program is the same.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+# Every result is elementwise in the operands of its shape; smaller operands broadcast.
+ELEMENTWISE = "snnjax_elementwise"
+
+# `(*constants, state, x) -> (y, state)`: `x` and `y` are `[time, ...]`, everything else
+# is of one time step, and `y[t]` depends on `x[:t + 1]` through the state. Elementwise
+# in all axes but time.
+CAUSAL = "snnjax_causal"
+
+
+def marked(mark: str, **jit: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorates a function so that its traced program carries `mark`."""
+
+    def decorate(f: Callable[..., Any]) -> Any:
+        @functools.wraps(f)
+        def call(*args: Any) -> Any:
+            return f(*args)
+
+        call.__name__ = call.__qualname__ = mark
+        return jax.jit(call, **jit)
+
+    return decorate

@@ -1,0 +1,68 @@
+"""Which arguments of a segment are cut along with its input, and on which axis.
+
+An array that starts as the input does, `[time, batch, ...]`, is cut with it; a neuron's
+kept state is `[batch, ...]`; parameters and statistics are the same for all chunks. Of
+any other array that starts with the length of the cut axis nothing is known, so both
+readings are tried: only the right one passes the proof of `_twin.py`.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from .._types import Array
+from ..neuron import State
+from ._chunked import check_cut
+from ._layout import BATCH
+
+_SAME_FOR_ALL = (nnx.Param, nnx.BatchStat, nnx.RngState)
+_MOST_TRIED = 16
+
+
+def axes_of(
+    run: Callable[..., Any], axis: int, count: int, x: Array, state: Any, arrays: Any
+) -> list[int | None]:
+    """The cut axis in each leaf of `(state, arrays)`; None where there is none.
+
+    Args:
+        run: `run(x, state, arrays)`.
+        axis: that is cut in `x`.
+        count: of chunks.
+        x: the input.
+        state: of the module.
+        arrays: further arguments.
+    """
+    options = [
+        *(o for v in _variables(state) for o in _of_variable(v, axis, x)),
+        *(_of_array(a, axis, x) for a in jax.tree.leaves(arrays)),
+    ]
+    choices = list(itertools.islice(itertools.product(*options), _MOST_TRIED))
+    if len(choices) > 1:
+        cut = functools.partial(check_cut, run, axis, count, x, (state, arrays))
+        choices = [c for c in choices if cut(c) is None] or choices
+    return list(choices[0])
+
+
+def _variables(state: Any) -> list[Any]:
+    return jax.tree.leaves(state, is_leaf=lambda a: isinstance(a, nnx.Variable))
+
+
+def _of_variable(variable: Any, axis: int, x: Array) -> list[list[int | None]]:
+    leaves = jax.tree.leaves(variable)
+    if isinstance(variable, State):
+        return [[0 if axis == BATCH else None] for _ in leaves]
+    if isinstance(variable, _SAME_FOR_ALL):
+        return [[None] for _ in leaves]
+    return [_of_array(a, axis, x) for a in leaves]
+
+
+def _of_array(a: Any, axis: int, x: Array) -> list[int | None]:
+    """The readings of an array, the likeliest first."""
+    if a.ndim > 1 and a.shape[:2] == x.shape[:2]:
+        return [axis]
+    starts = a.ndim and a.shape[0] == x.shape[axis]
+    return [None, 0] if starts else [None]

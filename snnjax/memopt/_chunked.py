@@ -1,0 +1,397 @@
+"""The chunked segment: as a GC segment, but its backward pass runs over chunks.
+
+Forward it is the function itself. Backward, a loop computes one chunk of the batch or
+of the time steps again at a time, and differentiates it, so that no more than a chunk
+of what happens inside is ever alive. Sums over the cut axis, such as batch norm's
+moments, are those of the forward pass; their cotangents `m` are the solution of
+
+    m = sum over chunks of  d(loss through outputs and sums) / d sums,
+
+a triangular system where one sum depends on another. Each sweep over the chunks solves
+one more of them; then a last one takes all gradients. States of loops over time are
+kept at the start of each chunk, and their cotangents are handed back from chunk to
+chunk. The gradients are those of the function, exactly.
+
+Time chunks are those of Huang et al., ICLR 2026 (with per-chunk statistics there).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._gate import gate, start_after
+from .._types import Array, float32_at_least
+from ._axis_rules import Mixes
+from ._compress import BaseSpikeCompressor, Payload
+from ._layout import Chunks, Layout, Piece, over
+from ._twin import Run, Value, abstract_chunk, inputs_of, refusal
+
+InAxes = Sequence[int | None]
+
+
+def chunked_segment(
+    f: Callable[..., Any],
+    compressor: BaseSpikeCompressor,
+    axis: int,
+    count: int,
+    in_axes: InAxes | None = None,
+) -> Callable[..., Any]:
+    """Makes a function keep only its input, and go backward over chunks of it.
+
+    Args:
+        f: pure function `f(x, *args)` of pytrees of arrays; `x` is one array,
+            `[time, batch, ...]`. It must not close over traced values.
+        compressor: what keeps `x`; it must be exact on every value that `x` can hold.
+        axis: 0 cuts time, 1 the batch.
+        count: of chunks; more than there are steps or samples are that many.
+        in_axes: the cut axis in each leaf of `args`; None, for one or all, is none.
+
+    Returns:
+        A function with the values and gradients of `f`.
+
+    Raises:
+        ValueError: when differentiated, if `f` mixes what is to be kept apart.
+    """
+    segment = jax.custom_vjp(f)
+
+    def forward(x: Array, *args: Any) -> tuple[Any, Any]:
+        leaves, structure = jax.tree.flatten(args)
+        chunks = Chunks.of(axis, x.shape[axis], count)
+        layouts = _layouts(chunks, leaves, in_axes)
+        program = trace_program(f, structure, chunks, [x, *leaves], layouts)
+        y, totals, states = program.whole([x, *leaves])
+        return y, _Kept(compressor.pack(x), leaves, totals, states, program)
+
+    def backward(kept: "_Kept", cotangents: Any) -> tuple[Any, ...]:
+        kept, cotangents = gate(kept, cotangents)
+        dx, *leaves = _Backward(kept, jax.tree.leaves(cotangents)).run()
+        return (dx, *jax.tree.unflatten(kept.program.structure, leaves))
+
+    segment.defvjp(forward, backward)
+    return segment
+
+
+def check_cut(
+    f: Callable[..., Any],
+    axis: int,
+    count: int,
+    x: Array,
+    args: tuple[Any, ...],
+    in_axes: InAxes | None = None,
+) -> str | None:
+    """Why `f` cannot be cut, as for `chunked_segment`; None if it can."""
+    leaves, structure = jax.tree.flatten(args)
+    chunks = Chunks.of(axis, x.shape[axis], min(count, x.shape[axis]))
+    layouts = _layouts(chunks, leaves, in_axes)
+    try:
+        trace_program(f, structure, chunks, [x, *leaves], layouts)
+    except Exception as error:  # a trace may fail in any way at another shape
+        return str(error)
+    return None
+
+
+def _layouts(
+    chunks: Chunks, leaves: list[Any], in_axes: InAxes | None
+) -> list[Layout | None]:
+    axes = [None] * len(leaves) if in_axes is None else list(in_axes)
+    places = [None if a is None else Layout(a, chunks.length) for a in axes]
+    return [Layout(chunks.axis, chunks.length), *places]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class States:
+    """Of each loop over time: before all, before each even chunk, and after all."""
+
+    inits: list[Any]
+    starts: list[Any]
+    lasts: list[Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A function traced whole and at the size of each chunk, and what was found in it.
+
+    Args:
+        chunks: how its axis is cut.
+        jaxprs: whole, even chunk and, if there is one, the rest.
+        inputs: abstract; `layouts` says where they are cut.
+        structure, output: of the arguments after the first, and of the results.
+        results: what each result is.
+        sweeps: over the chunks that the totals' cotangents take.
+    """
+
+    chunks: Chunks
+    jaxprs: tuple[Any, ...]
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    layouts: tuple[Layout | None, ...]
+    structure: Any
+    output: Any
+    results: tuple[Value, ...]
+    sweeps: int
+
+    def whole(self, inputs: list[Array]) -> tuple[Any, list[Any], "States"]:
+        """The function, its totals and its states."""
+        run = Run(self.chunks)
+        found = run.run(self.jaxprs, inputs_of(inputs, self.layouts, cut=False))
+        y = jax.tree.unflatten(self.output, [v.full for v in found])
+        return y, run.found, States(run.inits, run.starts, run.ends)
+
+    def part(
+        self, piece: Piece, inputs: list[Any], totals: list[Any], carries: list[Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """A chunk's part of the cut results and of the totals, and its last states."""
+        run = Run(self.chunks, piece, totals=totals, carries=carries)
+        found = run.run(self.jaxprs, inputs_of(inputs, self.layouts, cut=True))
+        return [v.piece for v in found if v.layout], run.sums, run.nexts
+
+    def around(
+        self, inputs: list[Any], totals: list[Any], lasts: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """The results that are not cut, and the first states."""
+        run = Run(self.chunks, totals=totals, lasts=lasts)
+        found = run.run(self.jaxprs, inputs_of(inputs, self.layouts, cut=True))
+        return [v.full for v in found if not v.layout], run.inits
+
+
+def trace_program(
+    f: Callable[..., Any],
+    structure: Any,
+    chunks: Chunks,
+    inputs: list[Any],
+    layouts: list[Layout | None],
+) -> Program:
+    """Traces `f` and finds out whether it can be cut.
+
+    Raises:
+        ValueError: it cannot; the message says which equation, and why.
+    """
+    sizes = [chunks.length, chunks.size, *([chunks.rest] if chunks.rest else [])]
+
+    def flat(x: Array, *leaves: Any) -> Any:
+        return f(x, *jax.tree.unflatten(structure, leaves))
+
+    def trace(size: int) -> tuple[Any, Any]:
+        shapes = [abstract_chunk(a, p, size) for a, p in zip(inputs, layouts)]
+        return jax.make_jaxpr(flat, return_shape=True)(*shapes)
+
+    traced = [trace(size) for size in sizes]
+    jaxprs = tuple(jaxpr for jaxpr, _ in traced)
+    run = Run(chunks)
+    try:
+        results = run.run(jaxprs, [Value(layout) for layout in layouts])
+    except Mixes as reason:
+        raise ValueError(refusal(reason, chunks)) from reason
+    return Program(
+        chunks,
+        jaxprs,
+        tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs),
+        tuple(layouts),
+        structure,
+        jax.tree.structure(traced[0][1]),
+        tuple(v.bare for v in results),
+        max(run.depths, default=0),
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """From forward to backward: the packed input, parameters, totals and states."""
+
+    x: Payload
+    leaves: list[Any]
+    totals: list[Any]
+    states: States
+    program: Program = dataclasses.field(metadata={"static": True})
+
+
+class _Floats:
+    """The floating leaves of a tree, and the tree with others in their place."""
+
+    def __init__(self, tree: Any) -> None:
+        self._leaves, self._structure = jax.tree.flatten(tree)
+        self.values = [a for a in self._leaves if _is_float(a)]
+
+    def fill(self, values: list[Any]) -> Any:
+        floats = iter(values)
+        leaves = [next(floats) if _is_float(a) else a for a in self._leaves]
+        return jax.tree.unflatten(self._structure, leaves)
+
+
+def _floats(tree: Any) -> list[Any]:
+    return _Floats(tree).values
+
+
+def _is_float(a: Any) -> bool:
+    return jnp.issubdtype(a.dtype, jnp.inexact)
+
+
+class _Backward:
+    """One backward pass; `d...` are cotangents of what the name says, floats only."""
+
+    def __init__(self, kept: _Kept, cotangents: list[Any]) -> None:
+        self.program, self.states = kept.program, kept.states
+        self.leaves, self.cut_x = kept.leaves, _cutter(kept.x, kept.program.layouts[0])
+        self.totals = _Floats(kept.totals)
+        layouts, abstract = self.program.layouts, self.program.inputs
+        self.places = [p for a, p in zip(abstract, layouts) if _is_float(a)]
+        results = [v.layout for v in self.program.results]
+        pairs = [(g, p) for g, p in zip(cotangents, results) if _is_float(g)]
+        self.dcut = [(g, p) for g, p in pairs if p]
+        self.duncut = [g for g, p in pairs if not p]
+        self.due = pairs[0][0]
+
+    def run(self) -> list[Any]:
+        """The cotangent of every input; None for those that have none."""
+        pull = self._around()
+        inits = [jnp.zeros_like(a) for a in _floats(self.states.inits)]
+        dwholes, dtotals, dlasts = pull((self.duncut, inits))
+        moments = self._moments(dtotals, dlasts)
+        dvalues, dinits = self._gradients(moments, dwholes, dlasts)
+        if dinits:
+            nothing = [jnp.zeros_like(g) for g in self.duncut]
+            dvalues = self._with_wholes(dvalues, pull((nothing, dinits))[0])
+        floats = iter(dvalues)
+        inputs = self.program.inputs
+        return [next(floats).astype(a.dtype) if _is_float(a) else None for a in inputs]
+
+    def _around(self) -> Callable[..., Any]:
+        """The derivative of what does not run over chunks."""
+        inputs = [None, *self.leaves]
+        wholes = [None if p else a for a, p in zip(inputs, self.program.layouts)]
+        trees = _Floats(wholes), self.totals, _Floats(self.states.lasts)
+
+        def around(*values: list[Any]) -> Any:
+            given = [tree.fill(v) for tree, v in zip(trees, values)]
+            # What is cut is left out of the list of floats; `around` wants its place.
+            return tuple(map(_floats, self.program.around(*given)))
+
+        return jax.vjp(around, *(tree.values for tree in trees))[1]
+
+    def _moments(self, dtotals: list[Any], dlasts: list[Any]) -> list[Any]:
+        """Cotangents of the totals: as many sweeps as they depend on each other."""
+
+        def sweep(_: Any, moments: list[Any]) -> list[Any]:
+            def step(piece: Piece, state: Any) -> Any:
+                trees = self.totals, _Floats(self._carries(piece))
+                inputs = self._inputs(piece)
+
+                def part(*values: list[Any]) -> Any:
+                    totals, carry = (t.fill(v) for t, v in zip(trees, values))
+                    found = self.program.part(piece, inputs, totals, carry)
+                    return tuple(map(_floats, found))
+
+                pull = jax.vjp(part, *(tree.values for tree in trees))[1]
+                dys = [piece.cut(g, p) for g, p in self.dcut]
+                new, dcarry = pull((dys, moments, state[1]))
+                return _sum(state[0], new), dcarry
+
+            start = self._late(dtotals), dlasts
+            return over(self.program.chunks, step, start, reverse=True)[0]
+
+        sweeps = self.program.sweeps
+        moments = self._late([jnp.zeros_like(a) for a in self.totals.values])
+        if sweeps == 1:  # not a loop, which copies what it carries
+            return sweep(0, moments)
+        return lax.fori_loop(0, sweeps, sweep, moments)
+
+    def _gradients(
+        self, moments: list[Any], dwholes: list[Any], dlasts: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Cotangents of all inputs, and of the first states."""
+        zeros = [jnp.zeros(a.shape, a.dtype) for a in _floats(self.program.inputs)]
+        sources = self._written_over(zeros)
+        start = self._with_wholes(zeros, dwholes)
+        start = [
+            self.dcut[i][0] if i is not None else start_after(_accumulator(a), self.due)
+            for a, i in zip(start, sources)
+        ]
+
+        def step(piece: Piece, state: Any) -> Any:
+            dvalues, dcarry = state
+            trees = _Floats(self._inputs(piece)), _Floats(self._carries(piece))
+            totals = self.totals.fill(self.totals.values)
+
+            def part(*values: list[Any]) -> Any:
+                inputs, carry = (t.fill(v) for t, v in zip(trees, values))
+                found = self.program.part(piece, inputs, totals, carry)
+                return tuple(map(_floats, found))
+
+            pull = jax.vjp(part, *(tree.values for tree in trees))[1]
+            given = {i: a for a, i in zip(dvalues, sources) if i is not None}
+            dys = [
+                piece.cut(given.get(i, g), p) for i, (g, p) in enumerate(self.dcut)
+            ]
+            new, dcarry = pull((dys, moments, dcarry))
+            merged = [
+                old + a.astype(old.dtype) if p is None else piece.paste(old, p, a)
+                for old, a, p in zip(dvalues, new, self.places)
+            ]
+            return merged, dcarry
+
+        return over(self.program.chunks, step, (start, dlasts), reverse=True)
+
+    def _written_over(self, zeros: list[Any]) -> list[int | None]:
+        """For each cotangent to come, the number of one that it can be written over."""
+        free = dict(enumerate(self.dcut))
+        found: list[int | None] = []
+        for a, place in zip(zeros, self.places):
+            same = [
+                i
+                for i, (g, p) in free.items()
+                if p == place and (g.shape, g.dtype) == (a.shape, a.dtype)
+            ]
+            found.append(same[0] if place and same else None)
+            free.pop(found[-1], None)
+        return found
+
+    def _with_wholes(self, dvalues: list[Any], dwholes: list[Any]) -> list[Any]:
+        """With the cotangents of what is not cut added."""
+        more = iter(dwholes)
+        return [
+            a + next(more).astype(a.dtype) if p is None else a
+            for a, p in zip(dvalues, self.places)
+        ]
+
+    def _late(self, arrays: list[Array]) -> list[Array]:
+        return [start_after(a, self.due) for a in arrays]
+
+    def _inputs(self, piece: Piece) -> list[Any]:
+        layouts = self.program.layouts[1:]
+        leaves = [piece.cut(a, p) if p else a for a, p in zip(self.leaves, layouts)]
+        return [self.cut_x(piece), *leaves]
+
+    def _carries(self, piece: Piece) -> list[Any]:
+        if piece.index is None:
+            return self.states.inits
+        at = functools.partial(lax.dynamic_index_in_dim, index=piece.index, keepdims=False)
+        return jax.tree.map(at, self.states.starts)
+
+
+def _cutter(payload: Payload, layout: Layout | None) -> Callable[[Piece], Array]:
+    """The function that gives a chunk of what was packed."""
+    assert layout is not None
+    if not payload.by.separable:
+        whole = payload.unpack()
+        return lambda piece: piece.cut(whole, layout)
+
+    def cut(piece: Piece) -> Array:
+        data = jax.tree.map(lambda a: piece.cut(a, layout), payload.data)
+        shape = layout.shape_of_chunk(payload.shape, piece.size)
+        return dataclasses.replace(payload, data=data, shape=shape).unpack()
+
+    return cut
+
+
+def _accumulator(a: Array) -> Array:
+    return a.astype(float32_at_least(a.dtype))
+
+
+def _sum(a: list[Array], b: list[Array]) -> list[Array]:
+    return [x + y for x, y in zip(a, b, strict=True)]

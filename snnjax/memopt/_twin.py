@@ -1,0 +1,550 @@
+"""Runs a traced program chunk by chunk, and proves that it may be.
+
+The program is traced at its whole size and at the size of a chunk; the two say the same
+equation by equation. One walk over the pair finds what a chunk of each value is:
+
+* cut: it lies apart along the cut axis, and the chunk's own equation computes it,
+* whole: it is the same for all chunks, and the whole program's equation computes it;
+  where it meets a cut value, the part that belongs to the chunk is sliced out,
+* a total: a sum over the cut axis, such as batch norm's moments. The chunk adds its
+  part, and all that follows reads the total, which somebody has to know,
+* carried: the state of a loop over time. The chunk takes up the one before it,
+* after: the last state, known when all chunks are done.
+
+Everything else mixes what is to be apart, and is refused with its reason. `_Run` does
+the walk with or without values, so analysis and evaluation are one piece of code.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .. import _marks
+from .._gate import start_after
+from .._types import Array
+from ._axis_rules import (
+    ELEMENTWISE,
+    Effect,
+    Layouts,
+    Mixes,
+    effect,
+    elementwise,
+    marked_causal,
+)
+from ._jaxpr import CALLS, body_of, carry_and_sliced, evaluate, is_literal
+from ._layout import NAMES, TIME, Chunks, Layout, Piece, over
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What is known of a variable, and its values where they are known.
+
+    Args:
+        layout: where it is cut; None is not at all.
+        uniform: not cut, but every chunk of it is the same `piece`.
+        after: known when all chunks are done.
+        depth: totals that it depends on one after the other.
+        full: the value as the whole program has it.
+        piece: the chunk's.
+    """
+
+    layout: Layout | None = None
+    uniform: bool = False
+    after: bool = False
+    depth: int = 0
+    full: Any = None
+    piece: Any = None
+
+    @property
+    def bare(self) -> "Value":
+        """Without values."""
+        return dataclasses.replace(self, full=None, piece=None)
+
+
+@dataclasses.dataclass
+class Run:
+    """One walk; what it is given and what it found.
+
+    Args:
+        chunks: how the axis is cut.
+        piece: the chunk to evaluate, if any.
+        totals, carries, lasts: known totals, states before the chunk, last states.
+        sums: the chunk's part of each total.
+        found: totals of the whole program, where that is evaluated.
+        starts: per loop over time its states before each even chunk.
+        inits, ends: per loop over time its first states, and its last ones.
+        nexts: per loop over time its states after the chunk.
+        depths: of each total.
+        sealed: nothing may be taken apart: the equations are those of a unit.
+    """
+
+    chunks: Chunks
+    piece: Piece | None = None
+    totals: Sequence[Any] | None = None
+    carries: Sequence[Any] | None = None
+    lasts: Sequence[Any] | None = None
+    sealed: bool = False
+    sums: list[Any] = dataclasses.field(default_factory=list)
+    found: list[Any] = dataclasses.field(default_factory=list)
+    depths: list[int] = dataclasses.field(default_factory=list)
+    starts: list[Any] = dataclasses.field(default_factory=list)
+    inits: list[Any] = dataclasses.field(default_factory=list)
+    nexts: list[Any] = dataclasses.field(default_factory=list)
+    ends: list[Any] = dataclasses.field(default_factory=list)
+
+    def run(self, programs: Sequence[Any], inputs: Sequence[Value]) -> list[Value]:
+        """What each output of a program is.
+
+        Args:
+            programs: one jaxpr traced at several sizes: the whole, an even chunk and,
+                if there is one, the rest.
+            inputs: what is known of each input.
+        """
+        bodies = [getattr(p, "jaxpr", p) for p in programs]
+        whole = bodies[0]
+        consts = [Value(full=c) for c in getattr(programs[0], "consts", ())]
+        env = dict(zip([*whole.constvars, *whole.invars], [*consts, *inputs]))
+
+        def read(atom: Any) -> Value:
+            return Value(full=atom.val) if is_literal(atom) else env[atom]
+
+        for eqns in self._equations(bodies):
+            values = self._equation(eqns, [read(v) for v in eqns[0].invars])
+            env.update(zip(eqns[0].outvars, values))
+        return [read(v) for v in whole.outvars]
+
+    def _equations(self, bodies: list[Any]) -> list[tuple[Any, ...]]:
+        """The equations that matter, those of all sizes side by side."""
+        live = [_live(body) for body in bodies]
+        names = [[e.primitive.name for e in eqns] for eqns in live]
+        if any(n != names[0] for n in names):
+            raise Mixes(
+                f"the program depends on their number: it has {len(live[0])} equations "
+                f"at {self.chunks.length} and {len(live[1])} at {self.chunks.size} of "
+                "them"
+            )
+        return list(zip(*live))
+
+    def _equation(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
+        try:
+            return self._any(eqns, values)
+        except Mixes as reason:
+            if hasattr(reason, "where"):
+                raise
+            reason.where = _where(eqns[0])  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+
+    def _any(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
+        cut = any(v.layout is not None for v in values)
+        if _mark(eqns[0]) is None and eqns[0].primitive.name in CALLS:
+            return self.run([body_of(e) for e in eqns], values)
+        if any(v.after for v in values):
+            return self._after(eqns, values, cut)
+        if not cut:
+            return self._whole(eqns, values)
+        causal = self._causal_operands(eqns[0], values)
+        if causal is not None:
+            return self._causal(eqns, values, *causal)
+        return self._cut(eqns, values)
+
+    def _after(
+        self, eqns: tuple[Any, ...], values: list[Value], cut: bool
+    ) -> list[Value]:
+        if cut:
+            raise Mixes("it reads the state after the last of them beside them")
+        return [Value(after=True, full=full) for full in _bind_full(eqns[0], values)]
+
+    def _whole(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
+        depth = max((v.depth for v in values), default=0)
+        uniform = [
+            _shape(a) != _shape(b) and _is_uniform(eqns[0], values)
+            for a, b in zip(eqns[0].outvars, eqns[1].outvars)
+        ]
+        pieces: list[Any] = [None] * len(uniform)
+        if any(uniform) and self.piece is not None:
+            pieces = _bind(self._own(eqns), [_own_value(v) for v in values])
+        fulls = _bind_full(eqns[0], values)
+        if self.sealed:
+            self._check_sealed(eqns, uniform)
+        return [
+            Value(uniform=u, depth=depth, full=full, piece=piece if u else None)
+            for u, full, piece in zip(uniform, fulls, pieces)
+        ]
+
+    def _check_sealed(self, eqns: tuple[Any, ...], uniform: list[bool]) -> None:
+        for a, b, same in zip(eqns[0].outvars, eqns[1].outvars, uniform):
+            if _shape(a) != _shape(b) and not same:
+                raise Mixes("values that number them are made inside a loop or a rule")
+
+    def _cut(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
+        happens = self._effect(eqns, values)
+        if happens.total and self.sealed:
+            raise Mixes("it sums over them inside a loop or a rule of its own")
+        operands = [self._given(v, p) for v, p in zip(values, happens.operands)]
+        pieces = _bind(self._own(eqns), operands)
+        fulls = _bind_full(eqns[0], values)
+        depth = max(v.depth for v in values)
+        if happens.total:
+            return [self._total(depth + 1, fulls[0], pieces[0])]
+        self._check_shapes(eqns, happens.results)
+        return [
+            _result(eqns, i, layout, depth, fulls[i], pieces[i])
+            for i, layout in enumerate(happens.results)
+        ]
+
+    def _total(self, depth: int, full: Any, part: Any) -> Value:
+        number = len(self.sums)
+        self.sums.append(part)
+        self.found.append(full)
+        self.depths.append(depth)
+        if self.totals is not None:
+            full = self.totals[number]
+        return Value(depth=depth, full=full)
+
+    def _given(self, value: Value, place: Layout | None) -> Any:
+        """An operand as the chunk's equation needs it."""
+        if value.layout is not None:
+            if value.layout != place:
+                raise Mixes("operands have them on different axes")
+            return value.piece
+        if value.uniform:
+            return value.piece
+        if place is None or value.full is None or self.piece is None:
+            return value.full if place is None else None
+        return self.piece.cut(jnp.asarray(value.full), place)
+
+    def _check_shapes(self, eqns: tuple[Any, ...], results: Layouts) -> None:
+        for layout, *outs in zip(results, *(e.outvars for e in eqns)):
+            shapes = [_shape(v) for v in outs]
+            sizes = (self.chunks.size, self.chunks.rest)
+            for shape, size in zip(shapes[1:], sizes):
+                cut = layout and layout.shape_of_chunk(shapes[0], size)
+                if cut is not None and shape != cut:
+                    raise Mixes(
+                        f"a chunk's result has shape {shape}; of {shapes[0]} it would "
+                        f"be {cut}"
+                    )
+
+    def _own(self, eqns: tuple[Any, ...]) -> Any:
+        """The equation of the chunk's own size."""
+        return eqns[2 if self.piece is not None and self.piece.index is None else 1]
+
+    # --- equations that hold programs -------------------------------------------------
+
+    def _effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
+        layouts = [v.layout for v in values]
+        name, mark = eqns[0].primitive.name, _mark(eqns[0])
+        if mark == _marks.ELEMENTWISE:
+            return elementwise(eqns[0], layouts)
+        if mark == _marks.CAUSAL and layouts[-1] and layouts[-1].axis > 0:
+            return marked_causal(eqns[0], layouts)
+        inner = _UNITS.get(name)
+        if inner is not None:
+            bare = [self._as_unit(eqns, i, v) for i, v in enumerate(values)]
+            return inner(self, eqns, bare)
+        return effect(eqns[0], layouts)
+
+    def _as_unit(self, eqns: tuple[Any, ...], index: int, value: Value) -> Value:
+        """An operand of a unit, which is given whole or as a chunk from the start."""
+        shapes = [_shape(e.invars[index]) for e in eqns]
+        if value.layout is not None or value.uniform or shapes[0] == shapes[1]:
+            return value.bare
+        axis = next(i for i, (a, b) in enumerate(zip(*shapes[:2])) if a != b)
+        layout = Layout(axis, self.chunks.length)
+        if shapes[1] != layout.shape_of_chunk(shapes[0], self.chunks.size):
+            raise Mixes("a loop or a rule takes an array that folds them")
+        return Value(layout=layout, depth=value.depth)
+
+    def _inside(self, programs: Sequence[Any], inputs: list[Value]) -> list[Value]:
+        return Run(self.chunks, sealed=True).run(programs, inputs)
+
+    def _rule_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
+        """`custom_jvp` and `custom_vjp` functions."""
+        results = self._inside([body_of(e) for e in eqns], values)
+        return Effect(_layouts(values), _layouts(results))
+
+    def _cond_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
+        if values[0].layout is not None:
+            raise Mixes("a branch is chosen by them")
+        results = []
+        for branches in zip(*(e.params["branches"] for e in eqns)):
+            results.append(_layouts(self._inside(branches, values[1:])))
+        layouts = [_agreed(found) for found in zip(*results)]
+        return Effect(_layouts(values), layouts)
+
+    def _while_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
+        first, second = (eqns[0].params[k] for k in ("cond_nconsts", "body_nconsts"))
+        tests, consts = values[:first], values[first : first + second]
+        bodies = [e.params["body_jaxpr"] for e in eqns]
+        carry = self._settle(values[first + second :], bodies, consts, [])[0]
+        conditions = [e.params["cond_jaxpr"] for e in eqns]
+        (goes_on,) = self._inside(conditions, [*tests, *carry])
+        if goes_on.layout is not None:
+            raise Mixes("a loop goes on as they say")
+        operands = [*tests, *consts, *carry]
+        return Effect(_layouts(operands), _layouts(carry))
+
+    def _scan_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
+        consts, carry, sliced = carry_and_sliced(eqns[0], values)
+        if any(v.layout and v.layout.axis == 0 for v in sliced):
+            raise Mixes("a loop runs over them")
+        steps = [_moved(v, -1) for v in sliced]
+        bodies = [e.params["jaxpr"] for e in eqns]
+        carry, results = self._settle(carry, bodies, consts, steps)
+        stacked = [_moved(v, 1) for v in results[len(carry) :]]
+        operands = [*consts, *carry, *sliced]
+        return Effect(_layouts(operands), _layouts([*carry, *stacked]))
+
+    def _settle(
+        self,
+        carry: list[Value],
+        bodies: list[Any],
+        consts: list[Value],
+        steps: list[Value],
+    ) -> tuple[list[Value], list[Value]]:
+        """What a loop carries, cut wherever its body makes it so."""
+        while True:
+            results = self._inside(bodies, [*consts, *carry, *steps])
+            after = [_agreed([a.layout, b.layout]) for a, b in zip(carry, results)]
+            if after == _layouts(carry):
+                return carry, results
+            carry = [
+                Value(layout=layout) if layout else old
+                for layout, old in zip(after, carry)
+            ]
+
+    # --- loops over the cut axis itself -----------------------------------------------
+
+    def _causal_operands(
+        self, eqn: Any, values: list[Value]
+    ) -> tuple[slice, list[int]] | None:
+        """Of a loop over time: its carried operands, and the sliced ones."""
+        if self.chunks.axis != TIME:
+            return None
+        place = Layout(0, self.chunks.length)
+        if _mark(eqn) == _marks.CAUSAL:
+            last = len(values) - 1
+            found = slice(last - 1, last), [last]
+        elif eqn.primitive.name == "scan":
+            consts, carry, _ = carry_and_sliced(eqn, values)
+            end = len(consts) + len(carry)
+            found = slice(len(consts), end), list(range(end, len(values)))
+        else:
+            return None
+        if not any(values[i].layout == place for i in found[1]):
+            return None
+        self._check_causal(eqn, values, found[1])
+        return found
+
+    def _check_causal(self, eqn: Any, values: list[Value], sliced: list[int]) -> None:
+        if self.sealed:
+            raise Mixes("a loop runs over them inside a loop or a rule of its own")
+        if eqn.params.get("reverse"):
+            raise Mixes("a loop runs over them backwards")
+        if any(v.layout for i, v in enumerate(values) if i not in sliced):
+            raise Mixes("every step of a loop over them reads several of them")
+
+    def _causal(
+        self,
+        eqns: tuple[Any, ...],
+        values: list[Value],
+        carried: slice,
+        sliced: list[int],
+    ) -> list[Value]:
+        if any(v.depth for v in values[carried]):
+            raise Mixes("the first state of a loop over them depends on all of them")
+        place, number = Layout(0, self.chunks.length), len(self.inits)
+        where = [place if i in sliced else None for i in range(len(values))]
+        carry = self.carries and self.carries[number]
+        operands = [self._given(v, p) for v, p in zip(values, where)]
+        operands[carried] = carry or [None] * len(values[carried])
+        n = len(operands[carried])
+        after, pieces = _states(eqns[0], n, _bind(self._own(eqns), operands))
+        inits = [v.full for v in values[carried]]
+        self.inits.append(inits)
+        self.nexts.append(after)
+        last, fulls = [None] * n, [None] * len(pieces)
+        if all(v.full is not None for v in values):
+            last, fulls = self._loop(eqns, values, carried, where)
+            self.ends.append(last)
+        if self.lasts is not None:
+            last = self.lasts[number]
+        depth = max(v.depth for v in values)
+        states = [Value(after=True, full=a) for a in last]
+        results = [
+            Value(layout=place, depth=depth, full=f, piece=p)
+            for f, p in zip(fulls, pieces)
+        ]
+        return _in_order(eqns[0], states, results)
+
+    def _loop(
+        self,
+        eqns: tuple[Any, ...],
+        values: list[Value],
+        carried: slice,
+        where: list[Layout | None],
+    ) -> tuple[list[Any], list[Any]]:
+        """The loop over all time, a chunk at a time: its last states and its results.
+
+        The states before each chunk are kept in `starts`.
+        """
+        whole = [jnp.asarray(v.full) for v in values]
+        place, inits = Layout(0, self.chunks.length), whole[carried]
+        n = len(inits)
+        starts = [
+            jnp.zeros((self.chunks.count, *jnp.shape(a)), jnp.result_type(a))
+            for a in inits
+        ]
+        shapes = _states(eqns[0], n, [v.aval for v in eqns[0].outvars])[1]
+        tie = next(a for a, p in zip(whole, where) if p is not None)
+        outs = [start_after(jnp.zeros(s.shape, s.dtype), tie) for s in shapes]
+
+        def step(piece: Piece, state: Any) -> Any:
+            carry, starts, outs = state
+            if piece.index is not None:
+                starts = [
+                    lax.dynamic_update_index_in_dim(s, a, piece.index, 0)
+                    for s, a in zip(starts, carry)
+                ]
+            operands = [a if p is None else piece.cut(a, p) for a, p in zip(whole, where)]
+            operands[carried] = carry
+            eqn = eqns[2 if piece.index is None else 1]
+            carry, parts = _states(eqn, n, _bind(eqn, operands))
+            outs = [piece.paste(a, place, part) for a, part in zip(outs, parts)]
+            return carry, starts, outs
+
+        last, starts, outs = over(self.chunks, step, (inits, starts, outs))
+        self.starts.append(starts)
+        return last, outs
+
+
+_UNITS = {
+    "cond": Run._cond_effect,
+    "while": Run._while_effect,
+    "scan": Run._scan_effect,
+    "custom_jvp_call": Run._rule_effect,
+    "custom_vjp_call": Run._rule_effect,
+    "custom_vjp_call_jaxpr": Run._rule_effect,
+}
+
+
+def refusal(reason: Mixes, chunks: Chunks) -> str:
+    """What to tell about a program that cannot be cut."""
+    where = getattr(reason, "where", "")
+    return f"{NAMES[chunks.axis]} cannot be kept apart{where}: {reason}"
+
+
+def _where(eqn: Any) -> str:
+    scope = str(eqn.source_info.name_stack)
+    return f" at `{eqn.primitive.name}`" + (f" in {scope}" if scope else "")
+
+
+def _live(jaxpr: Any) -> list[Any]:
+    """The equations that the outputs depend on."""
+    wanted = {v for v in jaxpr.outvars if not is_literal(v)}
+    live = []
+    for eqn in reversed(jaxpr.eqns):
+        if any(v in wanted for v in eqn.outvars):
+            wanted.update(v for v in eqn.invars if not is_literal(v))
+            live.append(eqn)
+    return live[::-1]
+
+
+def _mark(eqn: Any) -> str | None:
+    name = eqn.params.get("name")
+    return name if name in (_marks.ELEMENTWISE, _marks.CAUSAL) else None
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)
+
+
+def _layouts(values: Sequence[Value]) -> list[Layout | None]:
+    return [v.layout for v in values]
+
+
+def _agreed(layouts: Sequence[Layout | None]) -> Layout | None:
+    found = {layout for layout in layouts if layout is not None}
+    if len(found) > 1:
+        raise Mixes("they end up on different axes")
+    return found.pop() if found else None
+
+
+def _moved(value: Value, by: int) -> Value:
+    if value.layout is None:
+        return value
+    return dataclasses.replace(value, layout=value.layout.at(value.layout.axis + by))
+
+
+# Of operands whose chunks are all alike they make results whose chunks are.
+_KEEP_UNIFORM = ("reshape", "transpose", "squeeze", "broadcast_in_dim")
+
+
+def _is_uniform(eqn: Any, values: list[Value]) -> bool:
+    """Whether a whole result of the axis's size is the same all along it."""
+    name = eqn.primitive.name
+    if name in _KEEP_UNIFORM:
+        return values[0].uniform or name == "broadcast_in_dim"
+    scalars = [v.uniform or _shape(a) == () for v, a in zip(values, eqn.invars)]
+    return name in ELEMENTWISE and all(scalars)
+
+
+def _own_value(value: Value) -> Any:
+    return value.piece if value.uniform else value.full
+
+
+def _bind(eqn: Any, operands: list[Any]) -> list[Any]:
+    """The results of an equation; None each, unless all operands are known."""
+    if any(a is None for a in operands):
+        return [None] * len(eqn.outvars)
+    return evaluate(eqn, operands)
+
+
+def _bind_full(eqn: Any, values: list[Value]) -> list[Any]:
+    return _bind(eqn, [v.full for v in values])
+
+
+def _result(
+    eqns: tuple[Any, ...],
+    index: int,
+    layout: Layout | None,
+    depth: int,
+    full: Any,
+    piece: Any,
+) -> Value:
+    if layout is not None:
+        return Value(layout, depth=depth, full=full, piece=piece)
+    shapes = [_shape(e.outvars[index]) for e in eqns[:2]]
+    if shapes[0] != shapes[1]:
+        return Value(uniform=True, depth=depth, full=full, piece=piece)
+    return Value(depth=depth, full=piece if full is None else full)
+
+
+def _states(eqn: Any, n: int, results: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The last states and the stacked results of a loop; its carry comes first."""
+    if _mark(eqn) == _marks.CAUSAL:
+        return list(results[1:]), list(results[:1])
+    return list(results[:n]), list(results[n:])
+
+
+def _in_order(eqn: Any, states: list[Value], results: list[Value]) -> list[Value]:
+    if _mark(eqn) == _marks.CAUSAL:
+        return [*results, *states]
+    return [*states, *results]
+
+
+def inputs_of(arrays: Sequence[Any], layouts: Layouts, cut: bool) -> list[Value]:
+    """Inputs with their values: of cut ones the chunk's, or the whole."""
+    return [
+        Value(layout, **({"piece": a} if layout is not None and cut else {"full": a}))
+        for a, layout in zip(arrays, layouts)
+    ]
+
+
+def abstract_chunk(a: Array, layout: Layout | None, size: int) -> jax.ShapeDtypeStruct:
+    shape = a.shape if layout is None else layout.shape_of_chunk(a.shape, size)
+    return jax.ShapeDtypeStruct(shape, a.dtype)
