@@ -32,16 +32,28 @@ def start_after(a: Array, due: Array) -> Array:
     return jnp.where(never(due), jnp.ones_like(a), a)
 
 
+def after(tree: Any, done: Any) -> Any:
+    """The tree, unchanged in value, not usable before the arrays in `done` exist."""
+    if not any(a.size for a in jax.tree.leaves(done)):
+        return tree
+    return gate(tree, done)[0]
+
+
 def never(tree: Any) -> Array:
     """A scalar that is always False; XLA cannot know, since it depends on the data.
 
     On all the data: a leaf that is a constant zero would let XLA fold it.
     """
-    leaves = jax.tree.leaves(tree)
-    floats = [a for a in leaves if jnp.issubdtype(a.dtype, jnp.inexact) and a.size]
+    leaves = [a for a in jax.tree.leaves(tree) if _is_number(a) and a.size]
+    floats = [a for a in leaves if jnp.issubdtype(a.dtype, jnp.inexact)] or leaves
     # By an index, not by flattening: that would gather an array sharded over its batch.
     a = sum(a[(0,) * a.ndim].real.astype(jnp.float32) for a in floats)
     return jnp.isnan(a) & jnp.isinf(a)
+
+
+def _is_number(a: Any) -> bool:
+    numbers = jnp.issubdtype(a.dtype, jnp.number) or a.dtype == jnp.bool_
+    return numbers and a.dtype != jax.dtypes.float0
 
 
 def _tie(a: Array, never: Array) -> Array:

@@ -18,13 +18,13 @@ Time chunks are those of Huang et al., ICLR 2026 (with per-chunk statistics ther
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._gate import gate, start_after
+from .._gate import after, gate, start_after
 from .._types import Array, float32_at_least
 from ._axis_rules import Mixes
 from ._compress import BaseSpikeCompressor, Payload
@@ -64,8 +64,10 @@ def chunked_segment(
         chunks = Chunks.of(axis, x.shape[axis], count)
         layouts = _layouts(chunks, leaves, in_axes)
         program = trace_program(f, structure, chunks, [x, *leaves], layouts)
-        y, totals, states = program.whole([x, *leaves])
-        return y, _Kept(compressor.pack(x), leaves, totals, states, program)
+        payload = compressor.pack(x)
+        # Packed before it is read: XLA:CPU would keep it until it must be packed.
+        y, totals, states = program.whole([x, *after(leaves, payload)])
+        return y, _Kept(payload, leaves, totals, states, program)
 
     def backward(kept: "_Kept", cotangents: Any) -> tuple[Any, ...]:
         kept, cotangents = gate(kept, cotangents)
@@ -243,7 +245,7 @@ class _Backward:
         self.places = [p for a, p in zip(abstract, layouts) if _is_float(a)]
         results = [v.layout for v in self.program.results]
         pairs = [(g, p) for g, p in zip(cotangents, results) if _is_float(g)]
-        self.dcut = [(g, p) for g, p in pairs if p]
+        self.dcut = [_Cut.of(self.program.chunks, g, p) for g, p in pairs if p]
         self.duncut = [g for g, p in pairs if not p]
         self.due = pairs[0][0]
 
@@ -288,7 +290,7 @@ class _Backward:
                     return tuple(map(_floats, found))
 
                 pull = jax.vjp(part, *(tree.values for tree in trees))[1]
-                dys = [piece.cut(g, p) for g, p in self.dcut]
+                dys = [g.at(piece) for g in self.dcut]
                 new, dcarry = pull((dys, moments, state[1]))
                 return _sum(state[0], new), dcarry
 
@@ -305,13 +307,9 @@ class _Backward:
         self, moments: list[Any], dwholes: list[Any], dlasts: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Cotangents of all inputs, and of the first states."""
-        zeros = [jnp.zeros(a.shape, a.dtype) for a in _floats(self.program.inputs)]
-        sources = self._written_over(zeros)
-        start = self._with_wholes(zeros, dwholes)
-        start = [
-            self.dcut[i][0] if i is not None else start_after(_accumulator(a), self.due)
-            for a, i in zip(start, sources)
-        ]
+        inputs = _floats(self.program.inputs)
+        sources = self._written_over(inputs)
+        start = self._starts(inputs, dwholes, sources)
 
         def step(piece: Piece, state: Any) -> Any:
             dvalues, dcarry = state
@@ -324,30 +322,48 @@ class _Backward:
                 return tuple(map(_floats, found))
 
             pull = jax.vjp(part, *(tree.values for tree in trees))[1]
-            given = {i: a for a, i in zip(dvalues, sources) if i is not None}
-            dys = [
-                piece.cut(given.get(i, g), p) for i, (g, p) in enumerate(self.dcut)
-            ]
+            over_it = {i: a for a, i in zip(dvalues, sources) if i is not None}
+            dys = [g.at(piece, over_it.get(i)) for i, g in enumerate(self.dcut)]
             new, dcarry = pull((dys, moments, dcarry))
             merged = [
-                old + a.astype(old.dtype) if p is None else piece.paste(old, p, a)
+                old + a.astype(old.dtype) if p is None else piece.paste(old, a)
                 for old, a, p in zip(dvalues, new, self.places)
             ]
             return merged, dcarry
 
-        return over(self.program.chunks, step, (start, dlasts), reverse=True)
+        dvalues, dinits = over(
+            self.program.chunks, step, (start, dlasts), reverse=True
+        )
+        shaped = [d.reshape(a.shape) for d, a in zip(dvalues, inputs)]
+        return shaped, dinits
 
-    def _written_over(self, zeros: list[Any]) -> list[int | None]:
+    def _starts(
+        self, inputs: list[Any], dwholes: list[Any], sources: list[int | None]
+    ) -> list[Array]:
+        """Accumulators, and the buffers that chunks are written to."""
+        wholes = iter(dwholes)
+
+        def start(a: Any, place: Layout | None, source: int | None) -> Array:
+            if source is not None:
+                return self.dcut[source].view
+            if place is None:
+                first = next(wholes).astype(float32_at_least(a.dtype))
+                return start_after(first, self.due)
+            zeros = jnp.zeros(a.shape, a.dtype)
+            return start_after(self.program.chunks.view(zeros, place), self.due)
+
+        return [start(*row) for row in zip(inputs, self.places, sources)]
+
+    def _written_over(self, inputs: list[Any]) -> list[int | None]:
         """For each cotangent to come, the number of one that it can be written over."""
         free = dict(enumerate(self.dcut))
         found: list[int | None] = []
-        for a, place in zip(zeros, self.places):
+        for a, place in zip(inputs, self.places):
+            wanted = place, a.shape, a.dtype
             same = [
-                i
-                for i, (g, p) in free.items()
-                if p == place and (g.shape, g.dtype) == (a.shape, a.dtype)
+                i for i, g in free.items() if (g.layout, g.shape, g.view.dtype) == wanted
             ]
-            found.append(same[0] if place and same else None)
+            found.append(same[0] if same else None)
             free.pop(found[-1], None)
         return found
 
@@ -374,6 +390,24 @@ class _Backward:
         return jax.tree.map(at, self.states.starts)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """An array as the view that chunks are cut from."""
+
+    view: Array
+    layout: Layout
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, chunks: Chunks, a: Array, layout: Layout) -> Self:
+        return cls(chunks.view(a, layout), layout, a.shape)
+
+    def at(self, piece: Piece, view: Array | None = None) -> Array:
+        """The chunk, of this view or of another in its place."""
+        given = self.view if view is None else view
+        return piece.cut_view(given, self.layout, self.shape)
+
+
 def _cutter(payload: Payload, layout: Layout | None) -> Callable[[Piece], Array]:
     """The function that gives a chunk of what was packed."""
     assert layout is not None
@@ -387,10 +421,6 @@ def _cutter(payload: Payload, layout: Layout | None) -> Callable[[Piece], Array]
         return dataclasses.replace(payload, data=data, shape=shape).unpack()
 
     return cut
-
-
-def _accumulator(a: Array) -> Array:
-    return a.astype(float32_at_least(a.dtype))
 
 
 def _sum(a: list[Array], b: list[Array]) -> list[Array]:

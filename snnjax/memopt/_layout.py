@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import math
 import warnings
 from collections.abc import Callable
 from typing import Self, TypeVar
@@ -65,41 +66,65 @@ class Layout:
 class Chunks:
     """`count` chunks of `size`, after one of `rest` if the length is no multiple.
 
-    Batch chunks without a rest are strided, sample `c` of each group of `count`: where
-    the batch is sharded over devices, every device cuts its own part.
-
     Args:
         axis: TIME or BATCH.
         length: of that axis.
-        size: of a chunk.
+        each: steps or samples that a chunk takes of every shard.
+        shards: devices that the axis is divided over; each cuts its own part.
     """
 
     axis: int
     length: int
-    size: int
+    each: int
+    shards: int = 1
 
     @classmethod
-    def of(cls, axis: int, length: int, count: int) -> Self:
-        """At most `count` chunks, and as even as that allows."""
-        if count > length:
+    def of(cls, axis: int, length: int, count: int, shards: int = 1) -> Self:
+        """At most `count` chunks, and as even as that allows.
+
+        Raises:
+            ValueError: the axis cannot be divided over the shards.
+        """
+        if shards < 1 or length % shards:
+            raise ValueError(
+                f"{length} {NAMES[axis]} cannot be divided over {shards} `shards`; "
+                "allowed is a divisor, the number of devices that share the batch."
+            )
+        local = length // shards
+        if count > local:
             warnings.warn(
-                f"{count} chunks were asked for, of {length} {NAMES[axis]}; there "
-                f"will be {length}.",
+                f"{count} chunks were asked for, of {local} {NAMES[axis]}; there will "
+                f"be {local}.",
                 stacklevel=2,
             )
-        return cls(axis, length, -(-length // min(count, length)))
+        return cls(axis, length, -(-local // min(count, local)), shards)
 
     @property
     def count(self) -> int:
+        """Chunks of `size`."""
         return self.length // self.size
 
     @property
-    def rest(self) -> int:
-        return self.length % self.size
+    def size(self) -> int:
+        return self.each * self.shards
 
     @property
-    def strided(self) -> bool:
-        return self.axis == BATCH and not self.rest
+    def rest(self) -> int:
+        """What is left over, less than `size`."""
+        return self.length % self.size
+
+    def view(self, a: Array, layout: Layout) -> Array:
+        """The array as `[before, shards, length / shards, behind]`.
+
+        What lies behind is one axis, which keeps it in order: XLA's layout assignment
+        would otherwise carry the layout that a convolution in the loop prefers out of
+        the loop, and copy the whole array to it.
+        """
+        before = math.prod(a.shape[: layout.axis]) * layout.outer
+        behind = math.prod(a.shape[layout.axis + 1 :]) * layout.inner
+        cut = self.shards, self.length // self.shards
+        # An axis of one would do no harm but to XLA:CPU, which copies.
+        return a.reshape(before, *(cut if self.shards > 1 else cut[1:]), behind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,46 +136,32 @@ class Piece:
 
     @property
     def size(self) -> int:
+        """Steps or samples in it."""
         return self.chunks.rest if self.index is None else self.chunks.size
 
     def cut(self, a: Array, layout: Layout) -> Array:
         """This chunk of `a`."""
-        view = self._view(a, layout)
+        return self.cut_view(self.chunks.view(a, layout), layout, a.shape)
+
+    def cut_view(self, view: Array, layout: Layout, shape: tuple[int, ...]) -> Array:
+        """This chunk of an array of `shape`, given as its view."""
+        each = self.size // self.chunks.shards
+        part = lax.dynamic_slice_in_dim(view, self._start(), each, view.ndim - 2)
+        return part.reshape(layout.shape_of_chunk(shape, self.size))
+
+    def paste(self, view: Array, part: Array) -> Array:
+        """The view with this chunk replaced."""
+        each = self.size // self.chunks.shards
+        part = part.astype(view.dtype)
+        part = part.reshape(*view.shape[:-2], each, view.shape[-1])
+        return lax.dynamic_update_slice_in_dim(
+            view, part, self._start(), view.ndim - 2
+        )
+
+    def _start(self) -> Array | int:
         if self.index is None:
-            part = lax.slice_in_dim(view, 0, self.size, axis=layout.axis + 1)
-        elif self.chunks.strided:
-            part = lax.dynamic_index_in_dim(view, self.index, layout.axis + 2, False)
-        else:
-            part = lax.dynamic_slice_in_dim(
-                view, self._start(), self.size, layout.axis + 1
-            )
-        return part.reshape(layout.shape_of_chunk(a.shape, self.size))
-
-    def paste(self, a: Array, layout: Layout, part: Array) -> Array:
-        """`a` with this chunk replaced."""
-        view, axis = self._view(a, layout), layout.axis + 1
-        shape = list(view.shape)
-        if self.chunks.strided:
-            shape[axis + 1] = 1
-            start: Array | int = 0 if self.index is None else self.index
-            axis += 1
-        else:
-            shape[axis] = self.size
-            start = 0 if self.index is None else self._start()
-        part = part.astype(a.dtype).reshape(shape)
-        return lax.dynamic_update_slice_in_dim(view, part, start, axis).reshape(a.shape)
-
-    def _start(self) -> Array:
-        assert self.index is not None
-        return self.chunks.rest + self.index * self.chunks.size
-
-    def _view(self, a: Array, layout: Layout) -> Array:
-        """The folded axis as `(outer, length, inner)`, or with the stride apart."""
-        chunks = self.chunks
-        cut = (chunks.size, chunks.count) if chunks.strided else (chunks.length,)
-        axis = layout.axis
-        folded = (layout.outer, *cut, layout.inner)
-        return a.reshape(*a.shape[:axis], *folded, *a.shape[axis + 1 :])
+            return 0
+        return self.chunks.rest // self.chunks.shards + self.index * self.chunks.each
 
 
 def over(

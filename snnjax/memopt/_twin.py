@@ -401,7 +401,8 @@ class Run:
         ]
         shapes = _states(eqns[0], n, [v.aval for v in eqns[0].outvars])[1]
         tie = next(a for a, p in zip(whole, where) if p is not None)
-        outs = [start_after(jnp.zeros(s.shape, s.dtype), tie) for s in shapes]
+        zeros = [start_after(jnp.zeros(s.shape, s.dtype), tie) for s in shapes]
+        outs = [self.chunks.view(a, place) for a in zeros]
 
         def step(piece: Piece, state: Any) -> Any:
             carry, starts, outs = state
@@ -414,12 +415,12 @@ class Run:
             operands[carried] = carry
             eqn = eqns[2 if piece.index is None else 1]
             carry, parts = _states(eqn, n, _bind(eqn, operands))
-            outs = [piece.paste(a, place, part) for a, part in zip(outs, parts)]
+            outs = [piece.paste(a, part) for a, part in zip(outs, parts)]
             return carry, starts, outs
 
         last, starts, outs = over(self.chunks, step, (inits, starts, outs))
         self.starts.append(starts)
-        return last, outs
+        return last, [a.reshape(s.shape) for a, s in zip(outs, shapes)]
 
 
 _UNITS = {
