@@ -69,6 +69,8 @@ def _apply(planned: nnx.Module, plan: Plan, check_input: bool) -> None:
             trusted=segment.unchecked,
             cut=segment.cut,
             chunks=segment.chunks,
+            shards=segment.shards,
+            forward_by=segment.forward_by,
         )
     if plan.segments:
         declared = None if plan.input_range is None else Grid(*plan.input_range)

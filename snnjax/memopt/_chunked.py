@@ -16,7 +16,6 @@ Time chunks are those of Huang et al., ICLR 2026 (with per-chunk statistics ther
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -39,7 +38,10 @@ def chunked_segment(
     compressor: BaseSpikeCompressor,
     axis: int,
     count: int,
+    *,
     in_axes: InAxes | None = None,
+    shards: int = 1,
+    forward_by: str = "whole",
 ) -> Callable[..., Any]:
     """Makes a function keep only its input, and go backward over chunks of it.
 
@@ -50,6 +52,11 @@ def chunked_segment(
         axis: 0 cuts time, 1 the batch.
         count: of chunks; more than there are steps or samples are that many.
         in_axes: the cut axis in each leaf of `args`; None, for one or all, is none.
+        shards: devices that the batch is divided over. Each cuts its own part.
+        forward_by: "whole" runs the forward pass at once. "sums" does so for sums over
+            the cut axis, such as batch norm's moments, and then runs over chunks, which
+            computes what leads to the sums twice. "chunks" runs over chunks for the
+            sums too; these are then equal to the whole ones up to rounding.
 
     Returns:
         A function with the values and gradients of `f`.
@@ -61,12 +68,13 @@ def chunked_segment(
 
     def forward(x: Array, *args: Any) -> tuple[Any, Any]:
         leaves, structure = jax.tree.flatten(args)
-        chunks = Chunks.of(axis, x.shape[axis], count)
+        chunks = Chunks.of(axis, x.shape[axis], count, shards)
         layouts = _layouts(chunks, leaves, in_axes)
         program = trace_program(f, structure, chunks, [x, *leaves], layouts)
         payload = compressor.pack(x)
         # Packed before it is read: XLA:CPU would keep it until it must be packed.
-        y, totals, states = program.whole([x, *after(leaves, payload)])
+        inputs = [x, *after(leaves, payload)]
+        y, totals, states = FORWARD[forward_by](program, inputs, payload)
         return y, _Kept(payload, leaves, totals, states, program)
 
     def backward(kept: "_Kept", cotangents: Any) -> tuple[Any, ...]:
@@ -124,8 +132,9 @@ class Program:
         jaxprs: whole, even chunk and, if there is one, the rest.
         inputs: abstract; `layouts` says where they are cut.
         structure, output: of the arguments after the first, and of the results.
-        results: what each result is.
-        sweeps: over the chunks that the totals' cotangents take.
+        results, shapes: what each result is; abstract.
+        totals: abstract.
+        sweeps: over the chunks that they take.
     """
 
     chunks: Chunks
@@ -135,6 +144,8 @@ class Program:
     structure: Any
     output: Any
     results: tuple[Value, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    totals: tuple[jax.ShapeDtypeStruct, ...]
     sweeps: int
 
     def whole(self, inputs: list[Array]) -> tuple[Any, list[Any], "States"]:
@@ -153,9 +164,9 @@ class Program:
         return [v.piece for v in found if v.layout], run.sums, run.nexts
 
     def around(
-        self, inputs: list[Any], totals: list[Any], lasts: list[Any]
+        self, inputs: list[Any], totals: list[Any] | None, lasts: list[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """The results that are not cut, and the first states."""
+        """The results that are not cut, and the first states; None where unknown."""
         run = Run(self.chunks, totals=totals, lasts=lasts)
         found = run.run(self.jaxprs, inputs_of(inputs, self.layouts, cut=True))
         return [v.full for v in found if not v.layout], run.inits
@@ -197,8 +208,97 @@ def trace_program(
         structure,
         jax.tree.structure(traced[0][1]),
         tuple(v.bare for v in results),
+        tuple(jax.tree.leaves(traced[0][1])),
+        tuple(run.shapes),
         max(run.depths, default=0),
     )
+
+
+# --- forward --------------------------------------------------------------------------
+
+
+def _whole(program: Program, inputs: list[Array], payload: Payload) -> Any:
+    del payload
+    return program.whole(inputs)
+
+
+def _by_sums(program: Program, inputs: list[Array], payload: Payload) -> Any:
+    return _by_chunks(program, inputs, payload, program.whole(inputs)[1])
+
+
+def _by_chunks(
+    program: Program,
+    inputs: list[Array],
+    payload: Payload,
+    totals: list[Array] | None = None,
+) -> Any:
+    """The forward pass over chunks, which are cut from what is kept of the input."""
+    given = _Inputs(program, payload, inputs[1:])
+    inits = program.around(given.wholes, None, None)[1]
+    if totals is None:
+        totals = _swept_totals(program, given, inits)
+    place = [i for i, v in enumerate(program.results) if v.layout]
+    zeros = [jnp.zeros(program.shapes[i].shape, program.shapes[i].dtype) for i in place]
+    layouts = [program.results[i].layout for i in place]
+    outs = [
+        program.chunks.view(start_after(a, inputs[0]), p) for a, p in zip(zeros, layouts)
+    ]
+    starts = jax.tree.map(
+        lambda a: jnp.zeros((program.chunks.count, *a.shape), a.dtype), inits
+    )
+
+    def step(piece: Piece, state: Any) -> Any:
+        carries, starts, outs = state
+        starts = piece.store(starts, carries)
+        parts, _, carries = program.part(piece, given.at(piece), totals, carries)
+        return carries, starts, [piece.paste(a, b) for a, b in zip(outs, parts)]
+
+    lasts, starts, outs = over(program.chunks, step, (inits, starts, outs))
+    uncut = iter(program.around(given.wholes, totals, lasts)[0])
+    cut = iter(a.reshape(z.shape) for a, z in zip(outs, zeros))
+    leaves = [next(cut if v.layout else uncut) for v in program.results]
+    y = jax.tree.unflatten(program.output, leaves)
+    return y, totals, States(inits, starts, lasts)
+
+
+def _swept_totals(program: Program, given: "_Inputs", inits: list[Any]) -> list[Array]:
+    """Totals as sums over chunks; a sweep for each that depends on another."""
+    zeros = [jnp.zeros(a.shape, a.dtype) for a in program.totals]
+
+    def sweep(_: Any, totals: list[Array]) -> list[Array]:
+        def step(piece: Piece, state: Any) -> Any:
+            sums, carries = state
+            new, carries = program.part(piece, given.at(piece), totals, carries)[1:]
+            return _sum(sums, new), carries
+
+        return over(program.chunks, step, (zeros, inits))[0]
+
+    return lax.fori_loop(0, program.sweeps, sweep, zeros)
+
+
+FORWARD = {"whole": _whole, "sums": _by_sums, "chunks": _by_chunks}
+
+
+class _Inputs:
+    """The inputs of a program, and those of a chunk."""
+
+    def __init__(self, program: Program, x: Payload, leaves: list[Any]) -> None:
+        self.chunks, self.layouts = program.chunks, program.layouts
+        self.leaves, self._cut_x = leaves, _cutter(x, self.layouts[0])
+
+    @property
+    def wholes(self) -> list[Any]:
+        """Those that are not cut, and None in place of the others."""
+        whole = zip(self.leaves, self.layouts[1:])
+        return [None, *(None if p else a for a, p in whole)]
+
+    def at(self, piece: Piece) -> list[Any]:
+        """Those of a chunk."""
+        cut = zip(self.leaves, self.layouts[1:])
+        return [self._cut_x(piece), *(piece.cut(a, p) if p else a for a, p in cut)]
+
+
+# --- backward -------------------------------------------------------------------------
 
 
 @jax.tree_util.register_dataclass
@@ -239,7 +339,7 @@ class _Backward:
 
     def __init__(self, kept: _Kept, cotangents: list[Any]) -> None:
         self.program, self.states = kept.program, kept.states
-        self.leaves, self.cut_x = kept.leaves, _cutter(kept.x, kept.program.layouts[0])
+        self.inputs = _Inputs(self.program, kept.x, kept.leaves)
         self.totals = _Floats(kept.totals)
         layouts, abstract = self.program.layouts, self.program.inputs
         self.places = [p for a, p in zip(abstract, layouts) if _is_float(a)]
@@ -265,13 +365,10 @@ class _Backward:
 
     def _around(self) -> Callable[..., Any]:
         """The derivative of what does not run over chunks."""
-        inputs = [None, *self.leaves]
-        wholes = [None if p else a for a, p in zip(inputs, self.program.layouts)]
-        trees = _Floats(wholes), self.totals, _Floats(self.states.lasts)
+        trees = _Floats(self.inputs.wholes), self.totals, _Floats(self.states.lasts)
 
         def around(*values: list[Any]) -> Any:
             given = [tree.fill(v) for tree, v in zip(trees, values)]
-            # What is cut is left out of the list of floats; `around` wants its place.
             return tuple(map(_floats, self.program.around(*given)))
 
         return jax.vjp(around, *(tree.values for tree in trees))[1]
@@ -282,7 +379,7 @@ class _Backward:
         def sweep(_: Any, moments: list[Any]) -> list[Any]:
             def step(piece: Piece, state: Any) -> Any:
                 trees = self.totals, _Floats(self._carries(piece))
-                inputs = self._inputs(piece)
+                inputs = self.inputs.at(piece)
 
                 def part(*values: list[Any]) -> Any:
                     totals, carry = (t.fill(v) for t, v in zip(trees, values))
@@ -313,7 +410,7 @@ class _Backward:
 
         def step(piece: Piece, state: Any) -> Any:
             dvalues, dcarry = state
-            trees = _Floats(self._inputs(piece)), _Floats(self._carries(piece))
+            trees = _Floats(self.inputs.at(piece)), _Floats(self._carries(piece))
             totals = self.totals.fill(self.totals.values)
 
             def part(*values: list[Any]) -> Any:
@@ -378,16 +475,10 @@ class _Backward:
     def _late(self, arrays: list[Array]) -> list[Array]:
         return [start_after(a, self.due) for a in arrays]
 
-    def _inputs(self, piece: Piece) -> list[Any]:
-        layouts = self.program.layouts[1:]
-        leaves = [piece.cut(a, p) if p else a for a, p in zip(self.leaves, layouts)]
-        return [self.cut_x(piece), *leaves]
-
     def _carries(self, piece: Piece) -> list[Any]:
         if piece.index is None:
             return self.states.inits
-        at = functools.partial(lax.dynamic_index_in_dim, index=piece.index, keepdims=False)
-        return jax.tree.map(at, self.states.starts)
+        return piece.stored(self.states.starts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,10 +62,20 @@ class _Chunked(GCContainer):
 
     gc_axis: ClassVar[int]
     gc_chunks: int
+    gc_shards: int
+    gc_forward: str
 
     def _segment(self, run: Run, keep: BaseSpikeCompressor, x: Array, *args: Any) -> Run:
         axes = axes_of(run, self.gc_axis, self.gc_chunks, x, *args)
-        return chunked_segment(run, keep, self.gc_axis, self.gc_chunks, axes)
+        return chunked_segment(
+            run,
+            keep,
+            self.gc_axis,
+            self.gc_chunks,
+            in_axes=axes,
+            shards=self.gc_shards,
+            forward_by=self.gc_forward,
+        )
 
 
 class BCGCContainer(_Chunked):
@@ -87,6 +97,8 @@ def make_segment(
     trusted: bool = False,
     cut: str | None = None,
     chunks: int = 1,
+    shards: int = 1,
+    forward_by: str = "whole",
 ) -> None:
     """Turns `module` into a segment, in place; the class is what changes.
 
@@ -96,12 +108,14 @@ def make_segment(
         trusted: whether the compressor needs no proof.
         cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
         chunks: how many.
+        shards, forward_by: as for `chunked_segment`.
     """
     module.x_compressor = compressor
     module.gc_trusted = trusted or compressor.covers(None)
     module.gc_proof = None
     if cut is not None:
         module.gc_chunks = chunks
+        module.gc_shards, module.gc_forward = shards, forward_by
     become(module, _CLASSES[cut](type(module)))
 
 

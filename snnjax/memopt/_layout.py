@@ -1,12 +1,14 @@
 """Where the chunks of an array lie: an axis, or a part of one that was folded."""
 
 import dataclasses
+import functools
 import math
 import math
 import warnings
 from collections.abc import Callable
 from typing import Self, TypeVar
 
+import jax
 from jax import lax
 
 from .._types import Array
@@ -157,6 +159,21 @@ class Piece:
         return lax.dynamic_update_slice_in_dim(
             view, part, self._start(), view.ndim - 2
         )
+
+    def store(self, stacks: T, values: T) -> T:
+        """Arrays stacked by chunk with those of this one; those of the rest are not."""
+        index = self.index
+        if index is None:
+            return stacks
+        put = functools.partial(lax.dynamic_update_index_in_dim, index=index, axis=0)
+        return jax.tree.map(put, stacks, values)
+
+    def stored(self, stacks: T) -> T:
+        """What `store` stored."""
+        at = functools.partial(
+            lax.dynamic_index_in_dim, index=self.index, keepdims=False
+        )
+        return jax.tree.map(at, stacks)
 
     def _start(self) -> Array | int:
         if self.index is None:

@@ -18,7 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-SCHEMA = 1
+SCHEMA = 2
+_FORWARD_IN_WORDS = {
+    "whole": "",
+    "sums": ", forward too",
+    "chunks": ", forward and sums too",
+}
 _MIB = 2**20
 
 
@@ -34,6 +39,7 @@ class PlannedSegment:
         unchecked: whether the user vouches for the compressor.
         cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
         chunks: how many.
+        shards, forward_by: as for `chunked_segment`.
     """
 
     path: str
@@ -43,11 +49,16 @@ class PlannedSegment:
     unchecked: bool = False
     cut: str | None = None
     chunks: int = 1
+    shards: int = 1
+    forward_by: str = "whole"
 
     @property
     def kind(self) -> str:
         """What becomes of the module, in words."""
-        return "GC" if self.cut is None else f"GC, {self.chunks} {self.cut} chunks"
+        if self.cut is None:
+            return "GC"
+        forward = _FORWARD_IN_WORDS[self.forward_by]
+        return f"GC, {self.chunks} {self.cut} chunks{forward}"
 
     @property
     def keeps(self) -> str:
@@ -88,7 +99,12 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def with_chunks(
-        self, *paths: str, batch: int | None = None, time: int | None = None
+        self,
+        *paths: str,
+        batch: int | None = None,
+        time: int | None = None,
+        shards: int = 1,
+        forward_by: str = "whole",
     ) -> Self:
         """The plan with some segments' backward passes in chunks; unmeasured.
 
@@ -96,18 +112,24 @@ class Plan:
             *paths: of segments of this plan.
             batch: chunks of the batch, at least 2.
             time: or of the time steps.
+            shards, forward_by: as for `chunked_segment`.
 
         Raises:
             ValueError: no such segment, or no such number.
         """
-        _check_chunks(batch, time)
+        _check_chunks(batch, time, forward_by)
         missing = [p for p in paths if p not in (s.path for s in self.segments)]
         if missing or not paths:
             raise ValueError(
                 f"`paths` are {', '.join(map(repr, missing)) or 'none'}; allowed are "
                 f"this plan's segments, {', '.join(s.path for s in self.segments)}."
             )
-        cut = {"cut": "batch" if time is None else "time", "chunks": batch or time}
+        cut = {
+            "cut": "batch" if time is None else "time",
+            "chunks": batch or time,
+            "shards": shards,
+            "forward_by": forward_by,
+        }
         segments = (
             dataclasses.replace(s, **cut) if s.path in paths else s
             for s in self.segments
@@ -163,7 +185,10 @@ class Plan:
         return out.getvalue().rstrip()
 
 
-def _check_chunks(batch: Any, time: Any) -> None:
+def _check_chunks(batch: Any, time: Any, forward_by: Any) -> None:
+    if forward_by not in _FORWARD_IN_WORDS:
+        allowed = ", ".join(map(repr, _FORWARD_IN_WORDS))
+        raise ValueError(f"`forward_by` is {forward_by!r}; allowed are {allowed}.")
     given = [n for n in (batch, time) if n is not None]
     if len(given) != 1 or type(given[0]) is not int or given[0] < 2:
         raise ValueError(

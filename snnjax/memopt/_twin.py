@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .. import _marks
 from .._gate import start_after
@@ -78,7 +77,7 @@ class Run:
         starts: per loop over time its states before each even chunk.
         inits, ends: per loop over time its first states, and its last ones.
         nexts: per loop over time its states after the chunk.
-        depths: of each total.
+        depths, shapes: of each total.
         sealed: nothing may be taken apart: the equations are those of a unit.
     """
 
@@ -91,6 +90,7 @@ class Run:
     sums: list[Any] = dataclasses.field(default_factory=list)
     found: list[Any] = dataclasses.field(default_factory=list)
     depths: list[int] = dataclasses.field(default_factory=list)
+    shapes: list[Any] = dataclasses.field(default_factory=list)
     starts: list[Any] = dataclasses.field(default_factory=list)
     inits: list[Any] = dataclasses.field(default_factory=list)
     nexts: list[Any] = dataclasses.field(default_factory=list)
@@ -189,6 +189,7 @@ class Run:
         fulls = _bind_full(eqns[0], values)
         depth = max(v.depth for v in values)
         if happens.total:
+            self.shapes.append(_abstract(eqns[0].outvars[0]))
             return [self._total(depth + 1, fulls[0], pieces[0])]
         self._check_shapes(eqns, happens.results)
         return [
@@ -406,11 +407,7 @@ class Run:
 
         def step(piece: Piece, state: Any) -> Any:
             carry, starts, outs = state
-            if piece.index is not None:
-                starts = [
-                    lax.dynamic_update_index_in_dim(s, a, piece.index, 0)
-                    for s, a in zip(starts, carry)
-                ]
+            starts = piece.store(starts, carry)
             operands = [a if p is None else piece.cut(a, p) for a, p in zip(whole, where)]
             operands[carried] = carry
             eqn = eqns[2 if piece.index is None else 1]
@@ -462,6 +459,10 @@ def _mark(eqn: Any) -> str | None:
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
+
+
+def _abstract(atom: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
 def _layouts(values: Sequence[Value]) -> list[Layout | None]:
