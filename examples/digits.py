@@ -96,9 +96,9 @@ class SpikingVGG(nnx.Module):
         self.features = snn.layer.Sequential(
             block(2, 16),
             block(16, 16),
-            block(16, 16),
-            block(16, 48, pool_first=True),
-            block(48, 96, pool_first=True),
+            block(16, 16, pool=True),
+            block(16, 48, pool=True),
+            block(48, 96),
         )
         self.readout = snn.layer.Sequential(
             snn.layer.Flatten(), snn.layer.Linear(96 * (SIZE // 4) ** 2, 10, rngs=rngs)

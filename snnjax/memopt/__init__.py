@@ -5,6 +5,7 @@
 """
 
 from ._apply import apply_plan as apply_plan
+from ._chunked import chunked_segment as chunked_segment
 from ._compress import BaseSpikeCompressor as BaseSpikeCompressor
 from ._compress import BitSpikeCompressor as BitSpikeCompressor
 from ._compress import BooleanSpikeCompressor as BooleanSpikeCompressor
@@ -13,7 +14,6 @@ from ._compress import NullSpikeCompressor as NullSpikeCompressor
 from ._compress import Payload as Payload
 from ._compress import SparseSpikeCompressor as SparseSpikeCompressor
 from ._compress import Uint8SpikeCompressor as Uint8SpikeCompressor
-from ._chunked import chunked_segment as chunked_segment
 from ._container import BCGCContainer as BCGCContainer
 from ._container import GCContainer as GCContainer
 from ._container import TCGCContainer as TCGCContainer

@@ -71,6 +71,7 @@ def _apply(planned: nnx.Module, plan: Plan, check_input: bool) -> None:
             chunks=segment.chunks,
             shards=segment.shards,
             forward_by=segment.forward_by,
+            chunk_statistics=segment.chunk_statistics,
         )
     if plan.segments:
         declared = None if plan.input_range is None else Grid(*plan.input_range)

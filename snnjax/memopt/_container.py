@@ -27,6 +27,7 @@ from ._chunked import chunked_segment
 from ._compress import BaseSpikeCompressor, NullSpikeCompressor, Payload
 from ._layout import BATCH, TIME
 from ._model import become, describe, wrapper_class
+from ._per_chunk import call_per_chunk
 from ._segment import gc_segment
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -51,7 +52,13 @@ class GCContainer(nnx.Module):
         """Whether it may keep something else than the input itself."""
         return not isinstance(self.x_compressor, NullSpikeCompressor)
 
-    def _segment(self, run: Run, keep: BaseSpikeCompressor, x: Array, *args: Any) -> Run:
+    def _run(self, one: Run, x: Array, args: Any, kwargs: Any) -> Any:
+        """The module's call by `one`, which makes one segment of a call."""
+        return one(self, x, *args, **kwargs)
+
+    def _segment(
+        self, run: Run, keep: BaseSpikeCompressor, x: Array, *args: Any
+    ) -> Run:
         """`run(x, *args)` as a segment."""
         del x, args
         return gc_segment(run, keep)
@@ -64,8 +71,19 @@ class _Chunked(GCContainer):
     gc_chunks: int
     gc_shards: int
     gc_forward: str
+    gc_statistics: str
 
-    def _segment(self, run: Run, keep: BaseSpikeCompressor, x: Array, *args: Any) -> Run:
+    def _run(self, one: Run, x: Array, args: Any, kwargs: Any) -> Any:
+        if self.gc_statistics == "exact":
+            return one(self, x, *args, **kwargs)
+        cut = self.gc_axis, self.gc_chunks
+        return call_per_chunk(one, self, *cut, x, args, kwargs)
+
+    def _segment(
+        self, run: Run, keep: BaseSpikeCompressor, x: Array, *args: Any
+    ) -> Run:
+        if self.gc_statistics == "per_chunk":
+            return super()._segment(run, keep, x, *args)
         axes = axes_of(run, self.gc_axis, self.gc_chunks, x, *args)
         return chunked_segment(
             run,
@@ -99,6 +117,7 @@ def make_segment(
     chunks: int = 1,
     shards: int = 1,
     forward_by: str = "whole",
+    chunk_statistics: str = "exact",
 ) -> None:
     """Turns `module` into a segment, in place; the class is what changes.
 
@@ -109,6 +128,7 @@ def make_segment(
         cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
         chunks: how many.
         shards, forward_by: as for `chunked_segment`.
+        chunk_statistics: "exact", or "per_chunk" as in `_per_chunk.py`.
     """
     module.x_compressor = compressor
     module.gc_trusted = trusted or compressor.covers(None)
@@ -116,6 +136,7 @@ def make_segment(
     if cut is not None:
         module.gc_chunks = chunks
         module.gc_shards, module.gc_forward = shards, forward_by
+        module.gc_statistics = chunk_statistics
     become(module, _CLASSES[cut](type(module)))
 
 
@@ -141,8 +162,11 @@ _CLASSES = {None: _gc_class, "batch": _bcgc_class, "time": _tcgc_class}
 def _segment_class(
     factory: Callable[[type], Any], container: type[GCContainer], cls: type[nnx.Module]
 ) -> Any:
-    def call(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
+    def one(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
         return _call_segment(cls, self, x, args, kwargs)
+
+    def call(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
+        return self._run(one, x, args, kwargs)
 
     name = f"{container.__name__}[{cls.__name__}]"
     return wrapper_class(factory, container, cls, name, call)

@@ -3,14 +3,15 @@
 import dataclasses
 import functools
 import math
-import math
 import warnings
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
+from .._gate import start_after
 from .._types import Array
 
 T = TypeVar("T")
@@ -128,6 +129,15 @@ class Chunks:
         # An axis of one would do no harm but to XLA:CPU, which copies.
         return a.reshape(before, *(cut if self.shards > 1 else cut[1:]), behind)
 
+    def buffer(self, like: Any, layout: Layout, due: Array) -> Array:
+        """The view of zeros that chunks are pasted in, no earlier than `due`."""
+        zeros = jnp.zeros(like.shape, like.dtype)
+        return start_after(self.view(zeros, layout), due)
+
+    def stack(self, like: Array) -> Array:
+        """Zeros for an array of each chunk."""
+        return jnp.zeros((self.count, *like.shape), like.dtype)
+
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
@@ -156,9 +166,7 @@ class Piece:
         each = self.size // self.chunks.shards
         part = part.astype(view.dtype)
         part = part.reshape(*view.shape[:-2], each, view.shape[-1])
-        return lax.dynamic_update_slice_in_dim(
-            view, part, self._start(), view.ndim - 2
-        )
+        return lax.dynamic_update_slice_in_dim(view, part, self._start(), view.ndim - 2)
 
     def store(self, stacks: T, values: T) -> T:
         """Arrays stacked by chunk with those of this one; those of the rest are not."""

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +41,8 @@ class PlannedSegment:
         cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
         chunks: how many.
         shards, forward_by: as for `chunked_segment`.
+        chunk_statistics: "exact", or "per_chunk": batch norm then sees the moments of
+            each chunk, which is another function.
     """
 
     path: str
@@ -51,6 +54,7 @@ class PlannedSegment:
     chunks: int = 1
     shards: int = 1
     forward_by: str = "whole"
+    chunk_statistics: str = "exact"
 
     @property
     def kind(self) -> str:
@@ -58,7 +62,8 @@ class PlannedSegment:
         if self.cut is None:
             return "GC"
         forward = _FORWARD_IN_WORDS[self.forward_by]
-        return f"GC, {self.chunks} {self.cut} chunks{forward}"
+        inexact = "" if self.chunk_statistics == "exact" else ", their own statistics"
+        return f"GC, {self.chunks} {self.cut} chunks{forward}{inexact}"
 
     @property
     def keeps(self) -> str:
@@ -105,6 +110,7 @@ class Plan:
         time: int | None = None,
         shards: int = 1,
         forward_by: str = "whole",
+        chunk_statistics: str = "exact",
     ) -> Self:
         """The plan with some segments' backward passes in chunks; unmeasured.
 
@@ -113,11 +119,14 @@ class Plan:
             batch: chunks of the batch, at least 2.
             time: or of the time steps.
             shards, forward_by: as for `chunked_segment`.
+            chunk_statistics: as for `PlannedSegment`.
 
         Raises:
             ValueError: no such segment, or no such number.
         """
-        _check_chunks(batch, time, forward_by)
+        _check_chunks(batch, time)
+        _check_one_of("forward_by", forward_by, _FORWARD_IN_WORDS)
+        _check_one_of("chunk_statistics", chunk_statistics, ("exact", "per_chunk"))
         missing = [p for p in paths if p not in (s.path for s in self.segments)]
         if missing or not paths:
             raise ValueError(
@@ -129,6 +138,7 @@ class Plan:
             "chunks": batch or time,
             "shards": shards,
             "forward_by": forward_by,
+            "chunk_statistics": chunk_statistics,
         }
         segments = (
             dataclasses.replace(s, **cut) if s.path in paths else s
@@ -185,10 +195,14 @@ class Plan:
         return out.getvalue().rstrip()
 
 
-def _check_chunks(batch: Any, time: Any, forward_by: Any) -> None:
-    if forward_by not in _FORWARD_IN_WORDS:
-        allowed = ", ".join(map(repr, _FORWARD_IN_WORDS))
-        raise ValueError(f"`forward_by` is {forward_by!r}; allowed are {allowed}.")
+def _check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"`{name}` is {value!r}; allowed are {', '.join(map(repr, allowed))}."
+        )
+
+
+def _check_chunks(batch: Any, time: Any) -> None:
     given = [n for n in (batch, time) if n is not None]
     if len(given) != 1 or type(given[0]) is not int or given[0] < 2:
         raise ValueError(

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from .. import _marks
-from .._gate import start_after
 from .._types import Array
 from ._axis_rules import (
     ELEMENTWISE,
@@ -396,19 +395,17 @@ class Run:
         whole = [jnp.asarray(v.full) for v in values]
         place, inits = Layout(0, self.chunks.length), whole[carried]
         n = len(inits)
-        starts = [
-            jnp.zeros((self.chunks.count, *jnp.shape(a)), jnp.result_type(a))
-            for a in inits
-        ]
+        starts = [self.chunks.stack(a) for a in inits]
         shapes = _states(eqns[0], n, [v.aval for v in eqns[0].outvars])[1]
         tie = next(a for a, p in zip(whole, where) if p is not None)
-        zeros = [start_after(jnp.zeros(s.shape, s.dtype), tie) for s in shapes]
-        outs = [self.chunks.view(a, place) for a in zeros]
+        outs = [self.chunks.buffer(s, place, tie) for s in shapes]
 
         def step(piece: Piece, state: Any) -> Any:
             carry, starts, outs = state
             starts = piece.store(starts, carry)
-            operands = [a if p is None else piece.cut(a, p) for a, p in zip(whole, where)]
+            operands = [
+                a if p is None else piece.cut(a, p) for a, p in zip(whole, where)
+            ]
             operands[carried] = carry
             eqn = eqns[2 if piece.index is None else 1]
             carry, parts = _states(eqn, n, _bind(eqn, operands))
