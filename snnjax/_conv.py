@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._marks import ELEMENTWISE, marked
+from ._marks import ELEMENTWISE, TRUSTED, marked
 
 # Measured on two cores: longer products hardly gain and take more scratch.
 _POSITIONS_PER_BLOCK = 1024
@@ -80,7 +80,7 @@ def conv_general_dilated(
     if plain:
         window = _window(lhs, rhs, window_strides, padding, precision)
         if _served(lhs, rhs, window):
-            return _conv(window, lhs, rhs)
+            return _trusted_conv(window, lhs, rhs)
     return lax.conv_general_dilated(
         lhs,
         rhs,
@@ -97,7 +97,6 @@ def conv_general_dilated(
     )
 
 
-@jax.custom_jvp
 def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
     """`y + bias`, written over `y` on CPU.
 
@@ -109,13 +108,27 @@ def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
         y: `[time, ..., features]`.
         bias: `[features]`.
     """
-    return _add_bias(y, bias.astype(y.dtype))
+    return _trusted_add(y, bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,)))
+
+
+@jax.custom_jvp
+def _add(y: jax.Array, bias: jax.Array) -> jax.Array:
+    return _in_place_add(y, bias)
+
+
+@_add.defjvp
+def _add_jvp(primals, tangents):
+    (y, bias), (dy, dbias) = primals, tangents
+    return _add(y, bias), dy + dbias
+
+
+@marked(TRUSTED)
+def _trusted_add(y: jax.Array, bias: jax.Array) -> jax.Array:
+    return _add(y, bias)
 
 
 @marked(ELEMENTWISE)
-def _add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
-    bias = bias.reshape((1,) * (y.ndim - 1) + (-1,))
-
+def _in_place_add(y: jax.Array, bias: jax.Array) -> jax.Array:
     def in_place(y: jax.Array, bias: jax.Array) -> jax.Array:
         def step(t: jax.Array, y: jax.Array) -> jax.Array:
             row = lax.dynamic_slice_in_dim(y, t, 1) + bias
@@ -124,13 +137,6 @@ def _add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
         return lax.fori_loop(0, y.shape[0], step, y)
 
     return lax.platform_dependent(y, bias, cpu=in_place, default=jnp.add)
-
-
-@add_bias.defjvp
-def _add_bias_jvp(primals, tangents):
-    (y, bias), (dy, dbias) = primals, tangents
-    dbias = dbias.astype(dy.dtype).reshape((1,) * (dy.ndim - 1) + (-1,))
-    return add_bias(y, bias), dy + dbias
 
 
 def _channels_last(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> bool:
@@ -205,6 +211,11 @@ def _conv_bwd(window: _Window, saved: tuple[jax.Array, jax.Array], g: jax.Array)
 
 
 _conv.defvjp(_conv_fwd, _conv_bwd)
+
+
+@marked(TRUSTED, static_argnums=0)
+def _trusted_conv(window: _Window, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    return _conv(window, lhs, rhs)
 
 
 def _transposed(window: _Window, argument: int, lhs, rhs, g) -> jax.Array:

@@ -19,6 +19,10 @@ ELEMENTWISE = "snnjax_elementwise"
 # in all axes but time.
 CAUSAL = "snnjax_causal"
 
+# It does what its own equations say, and so does its derivative.
+TRUSTED = "snnjax_trusted"
+ALL = (ELEMENTWISE, CAUSAL, TRUSTED)
+
 
 def marked(mark: str, **jit: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorates a function so that its traced program carries `mark`."""

@@ -55,14 +55,16 @@ def only(layouts: Layouts) -> Layout:
 
 
 def elementwise(eqn: Any, layouts: Layouts) -> Effect:
+    """Operands have the axis in the same place, or one that is broadcast, or none."""
     layout = only(layouts)
-    shapes = [v.aval.shape for v in eqn.outvars]
+    rank = max(len(_shape(v)) for v in eqn.invars)
 
     def place(shape: tuple[int, ...]) -> Layout | None:
-        return layout if shape in shapes else None
+        cut = len(shape) == rank and shape[layout.axis] == layout.size
+        return layout if cut else None
 
-    operands = [place(v.aval.shape) for v in eqn.invars]
-    return Effect(operands, [place(shape) for shape in shapes])
+    operands = [place(_shape(v)) for v in eqn.invars]
+    return Effect(operands, [place(_shape(v)) for v in eqn.outvars])
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

@@ -1,8 +1,11 @@
 """What the readers of traced programs share: calls, and the parts of a scan."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 T = TypeVar("T")
@@ -39,13 +42,56 @@ def carry_and_sliced(
 
 def evaluate(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """The results of one equation for values of its operands."""
-    given = {
-        v: a for v, a in zip(eqn.invars, operands, strict=True) if not is_literal(v)
-    }
-    jaxpr = core.Jaxpr((), list(given), list(eqn.outvars), [eqn], eqn.effects)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
+    params = eqn.primitive.get_bind_params(eqn.params)
+    scope = str(eqn.source_info.name_stack)
+    named = jax.named_scope(scope) if scope else contextlib.nullcontext()
+    with eqn.ctx.manager, named:
+        results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def derivative(eqn: Any) -> Any:
+    """The program from operands and cotangents of an equation to those of operands.
+
+    Of floating operands and results only, in their order.
+    """
+    operands = [abstract(v) for v in eqn.invars]
+    results = [abstract(v) for v in eqn.outvars]
+    floats = [i for i, a in enumerate(operands) if is_float(a)]
+    given = [a for a in results if is_float(a)]
+
+    def pull(operands: list[Any], cotangents: list[Any]) -> list[Any]:
+        def f(*values: Any) -> list[Any]:
+            replaced = dict(zip(floats, values))
+            found = evaluate(eqn, [replaced.get(i, a) for i, a in enumerate(operands)])
+            return [a for a in found if is_float(a)]
+
+        return list(jax.vjp(f, *(operands[i] for i in floats))[1](cotangents))
+
+    return jax.make_jaxpr(pull)(operands, given)
+
+
+def abstract(atom: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a variable."""
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+def is_float(a: Any) -> bool:
+    """Whether an array has a cotangent."""
+    return jnp.issubdtype(a.dtype, jnp.inexact)
 
 
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a constant that stands in the equation itself."""
     return isinstance(atom, core.Literal)
+
+
+def live(jaxpr: Any) -> list[Any]:
+    """The equations that the outputs depend on."""
+    wanted = {v for v in jaxpr.outvars if not is_literal(v)}
+    found = []
+    for eqn in reversed(jaxpr.eqns):
+        if any(v in wanted for v in eqn.outvars):
+            wanted.update(v for v in eqn.invars if not is_literal(v))
+            found.append(eqn)
+    return found[::-1]

@@ -88,10 +88,10 @@ class Chunks:
         Raises:
             ValueError: the axis cannot be divided over the shards.
         """
-        if shards < 1 or length % shards:
+        if shards < 1 or length % shards or (axis == TIME and shards > 1):
             raise ValueError(
-                f"{length} {NAMES[axis]} cannot be divided over {shards} `shards`; "
-                "allowed is a divisor, the number of devices that share the batch."
+                f"`shards` is {shards} of {length} {NAMES[axis]}; allowed is the "
+                "number of devices that share the batch, a divisor, and 1 for time."
             )
         local = length // shards
         if count > local:

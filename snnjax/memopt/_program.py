@@ -93,13 +93,17 @@ def trace_program(
         shapes = [abstract_chunk(a, p, size) for a, p in zip(inputs, layouts)]
         return jax.make_jaxpr(flat, return_shape=True)(*shapes)
 
-    traced = [trace(size) for size in sizes]
-    jaxprs = tuple(jaxpr for jaxpr, _ in traced)
-    run = Run(chunks)
+    run, whole = Run(chunks), trace(chunks.length)
     try:
+        traced = [whole, *(trace(size) for size in sizes[1:])]
+        jaxprs = tuple(jaxpr for jaxpr, _ in traced)
         results = run.run(jaxprs, [Value(layout) for layout in layouts])
     except Mixes as reason:
         raise ValueError(refusal(reason, chunks)) from reason
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            refusal(Mixes(f"on a chunk it fails: {error}"), chunks)
+        ) from error
     return Program(
         chunks,
         jaxprs,

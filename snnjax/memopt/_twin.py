@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import _marks
 from .._types import Array
@@ -33,8 +34,18 @@ from ._axis_rules import (
     elementwise,
     marked_causal,
 )
-from ._jaxpr import CALLS, body_of, carry_and_sliced, evaluate, is_literal
+from ._jaxpr import (
+    CALLS,
+    abstract,
+    body_of,
+    carry_and_sliced,
+    derivative,
+    evaluate,
+    is_float,
+    is_literal,
+)
 from ._layout import NAMES, TIME, Chunks, Layout, Piece, over
+from ._same import Twins, check_consts, check_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +55,21 @@ class Value:
     Args:
         layout: where it is cut; None is not at all.
         uniform: not cut, but every chunk of it is the same `piece`.
+        numbered: not cut, but it has the axis's length, and is not the same along it.
         after: known when all chunks are done.
         depth: totals that it depends on one after the other.
+        additive: of cotangents, the chunks' add up to the whole; zero: it is 0.
         full: the value as the whole program has it.
         piece: the chunk's.
     """
 
     layout: Layout | None = None
     uniform: bool = False
+    numbered: bool = False
     after: bool = False
     depth: int = 0
+    additive: bool = False
+    zero: bool = False
     full: Any = None
     piece: Any = None
 
@@ -78,6 +94,8 @@ class Run:
         nexts: per loop over time its states after the chunk.
         depths, shapes: of each total.
         sealed: nothing may be taken apart: the equations are those of a unit.
+        derivative: they are those of a derivative.
+        trust: derivatives need no proof.
     """
 
     chunks: Chunks
@@ -86,6 +104,8 @@ class Run:
     carries: Sequence[Any] | None = None
     lasts: Sequence[Any] | None = None
     sealed: bool = False
+    derivative: bool = False
+    trust: bool = False
     sums: list[Any] = dataclasses.field(default_factory=list)
     found: list[Any] = dataclasses.field(default_factory=list)
     depths: list[int] = dataclasses.field(default_factory=list)
@@ -104,29 +124,22 @@ class Run:
             inputs: what is known of each input.
         """
         bodies = [getattr(p, "jaxpr", p) for p in programs]
+        if self.sealed:
+            check_consts(programs)
         whole = bodies[0]
-        consts = [Value(full=c) for c in getattr(programs[0], "consts", ())]
+        consts = [
+            Value(full=row[0], numbered=len({np.shape(c) for c in row}) > 1)
+            for row in zip(*(getattr(p, "consts", ()) for p in programs))
+        ]
         env = dict(zip([*whole.constvars, *whole.invars], [*consts, *inputs]))
 
         def read(atom: Any) -> Value:
-            return Value(full=atom.val) if is_literal(atom) else env[atom]
+            return _literal(atom.val) if is_literal(atom) else env[atom]
 
-        for eqns in self._equations(bodies):
+        for eqns in Twins(bodies, exact=self.sealed).equations():
             values = self._equation(eqns, [read(v) for v in eqns[0].invars])
             env.update(zip(eqns[0].outvars, values))
         return [read(v) for v in whole.outvars]
-
-    def _equations(self, bodies: list[Any]) -> list[tuple[Any, ...]]:
-        """The equations that matter, those of all sizes side by side."""
-        live = [_live(body) for body in bodies]
-        names = [[e.primitive.name for e in eqns] for eqns in live]
-        if any(n != names[0] for n in names):
-            raise Mixes(
-                f"the program depends on their number: it has {len(live[0])} equations "
-                f"at {self.chunks.length} and {len(live[1])} at {self.chunks.size} of "
-                "them"
-            )
-        return list(zip(*live))
 
     def _equation(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
         try:
@@ -141,6 +154,12 @@ class Run:
         cut = any(v.layout is not None for v in values)
         if _mark(eqns[0]) is None and eqns[0].primitive.name in CALLS:
             return self.run([body_of(e) for e in eqns], values)
+        if _mark(eqns[0]) == _marks.TRUSTED:
+            return self._trusted(eqns, values)
+        if eqns[0].primitive.name == "optimization_barrier":
+            return values
+        if any(v.additive for v in values):
+            return self._additive(eqns, values)
         if any(v.after for v in values):
             return self._after(eqns, values, cut)
         if not cut:
@@ -149,6 +168,12 @@ class Run:
         if causal is not None:
             return self._causal(eqns, values, *causal)
         return self._cut(eqns, values)
+
+    def _trusted(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
+        outer, self.trust = self.trust, True
+        results = self.run([body_of(e) for e in eqns], values)
+        self.trust = outer
+        return results
 
     def _after(
         self, eqns: tuple[Any, ...], values: list[Value], cut: bool
@@ -159,28 +184,57 @@ class Run:
 
     def _whole(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
         depth = max((v.depth for v in values), default=0)
-        uniform = [
-            _shape(a) != _shape(b) and _is_uniform(eqns[0], values)
-            for a, b in zip(eqns[0].outvars, eqns[1].outvars)
-        ]
+        pairs = zip(eqns[0].outvars, eqns[1].outvars)
+        sizes = [_shape(a) != _shape(b) for a, b in pairs]
+        uniform = [sized and _is_uniform(eqns[0], values) for sized in sizes]
         pieces: list[Any] = [None] * len(uniform)
         if any(uniform) and self.piece is not None:
             pieces = _bind(self._own(eqns), [_own_value(v) for v in values])
         fulls = _bind_full(eqns[0], values)
-        if self.sealed:
-            self._check_sealed(eqns, uniform)
+        self._check_whole(eqns, values, uniform)
+        zero = _stays_zero(eqns[0], values)
         return [
-            Value(uniform=u, depth=depth, full=full, piece=piece if u else None)
-            for u, full, piece in zip(uniform, fulls, pieces)
+            Value(
+                uniform=alike,
+                numbered=sized and not alike,
+                depth=depth,
+                zero=zero,
+                full=full,
+                piece=piece if alike else None,
+            )
+            for sized, alike, full, piece in zip(sizes, uniform, fulls, pieces)
         ]
 
-    def _check_sealed(self, eqns: tuple[Any, ...], uniform: list[bool]) -> None:
+    def _check_whole(
+        self, eqns: tuple[Any, ...], values: list[Value], uniform: list[bool]
+    ) -> None:
+        """What is evaluated as the chunk has it has to be the same as the whole's."""
+        if self.sealed or any(uniform):
+            check_params(eqns)
+        if eqns[0].primitive.name in _UNITS and (self.sealed or _has_rule(eqns[0])):
+            self._effect(eqns, values)
+        if not self.sealed:
+            return
+        if any(v.uniform for v in values) and not _is_uniform(eqns[0], values):
+            raise Mixes("it counts them inside a loop or a rule of its own")
         for a, b, same in zip(eqns[0].outvars, eqns[1].outvars, uniform):
             if _shape(a) != _shape(b) and not same:
                 raise Mixes("values that number them are made inside a loop or a rule")
 
+    def _additive(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
+        """Sums of cotangents over chunks, and what is linear in them."""
+        if any(v.layout or v.uniform for v in values):
+            raise Mixes("a rule of its own mixes their cotangents")
+        if not _is_linear(eqns[0], values):
+            raise Mixes("a rule of its own is not linear in a sum of cotangents")
+        check_params(eqns)
+        return [Value(additive=True)] * len(eqns[0].outvars)
+
     def _cut(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
+        check_params(eqns)
         happens = self._effect(eqns, values)
+        if happens.total and self.derivative:
+            return [Value(additive=True)]
         if happens.total and self.sealed:
             raise Mixes("it sums over them inside a loop or a rule of its own")
         operands = [self._given(v, p) for v, p in zip(values, happens.operands)]
@@ -188,7 +242,7 @@ class Run:
         fulls = _bind_full(eqns[0], values)
         depth = max(v.depth for v in values)
         if happens.total:
-            self.shapes.append(_abstract(eqns[0].outvars[0]))
+            self.shapes.append(abstract(eqns[0].outvars[0]))
             return [self._total(depth + 1, fulls[0], pieces[0])]
         self._check_shapes(eqns, happens.results)
         return [
@@ -260,12 +314,28 @@ class Run:
         return Value(layout=layout, depth=value.depth)
 
     def _inside(self, programs: Sequence[Any], inputs: list[Value]) -> list[Value]:
-        return Run(self.chunks, sealed=True).run(programs, inputs)
+        return Run(self.chunks, sealed=True, trust=self.trust).run(programs, inputs)
 
     def _rule_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
-        """`custom_jvp` and `custom_vjp` functions."""
+        """`custom_jvp` and `custom_vjp` functions: they, and their derivatives."""
         results = self._inside([body_of(e) for e in eqns], values)
+        if not self.trust:
+            self._check_derivative(eqns, values, results)
         return Effect(_layouts(values), _layouts(results))
+
+    def _check_derivative(
+        self, eqns: tuple[Any, ...], values: list[Value], results: list[Value]
+    ) -> None:
+        """Raises unless chunks of cotangents make chunks and sums of cotangents."""
+        given = [v for v, a in zip(results, eqns[0].outvars) if is_float(a.aval)]
+        cotangents = [v if v.layout else Value(additive=True) for v in given]
+        run = Run(self.chunks, sealed=True, derivative=True)
+        found = run.run([derivative(e) for e in eqns], [*values, *cotangents])
+        wanted = [v for v, a in zip(values, eqns[0].invars) if is_float(a.aval)]
+        for value, cotangent in zip(wanted, found, strict=True):
+            same = cotangent.layout == value.layout
+            if not (cotangent.zero or same and (value.layout or cotangent.additive)):
+                raise Mixes("a derivative of its own does not keep them apart")
 
     def _cond_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
         if values[0].layout is not None:
@@ -345,7 +415,8 @@ class Run:
             raise Mixes("a loop runs over them inside a loop or a rule of its own")
         if eqn.params.get("reverse"):
             raise Mixes("a loop runs over them backwards")
-        if any(v.layout for i, v in enumerate(values) if i not in sliced):
+        others = [v for i, v in enumerate(values) if i not in sliced]
+        if any(v.layout or v.uniform for v in others):
             raise Mixes("every step of a loop over them reads several of them")
 
     def _causal(
@@ -357,6 +428,7 @@ class Run:
     ) -> list[Value]:
         if any(v.depth for v in values[carried]):
             raise Mixes("the first state of a loop over them depends on all of them")
+        self._check_body(eqns, values, carried)
         place, number = Layout(0, self.chunks.length), len(self.inits)
         where = [place if i in sliced else None for i in range(len(values))]
         carry = self.carries and self.carries[number]
@@ -380,6 +452,18 @@ class Run:
             for f, p in zip(fulls, pieces)
         ]
         return _in_order(eqns[0], states, results)
+
+    def _check_body(
+        self, eqns: tuple[Any, ...], values: list[Value], carried: slice
+    ) -> None:
+        """What every step does must not depend on their number either."""
+        for shapes in zip(*(map(_shape, e.invars[: carried.stop]) for e in eqns)):
+            if len(set(shapes)) != 1:
+                raise Mixes("every step of a loop over them reads several of them")
+        if _mark(eqns[0]) is None:
+            check_params(eqns, but=("length",))
+            bodies = [e.params["jaxpr"] for e in eqns]
+            self._inside(bodies, [Value()] * len(values))
 
     def _loop(
         self,
@@ -438,28 +522,18 @@ def _where(eqn: Any) -> str:
     return f" at `{eqn.primitive.name}`" + (f" in {scope}" if scope else "")
 
 
-def _live(jaxpr: Any) -> list[Any]:
-    """The equations that the outputs depend on."""
-    wanted = {v for v in jaxpr.outvars if not is_literal(v)}
-    live = []
-    for eqn in reversed(jaxpr.eqns):
-        if any(v in wanted for v in eqn.outvars):
-            wanted.update(v for v in eqn.invars if not is_literal(v))
-            live.append(eqn)
-    return live[::-1]
+def _has_rule(eqn: Any) -> bool:
+    """Whether its derivative may be anything."""
+    return eqn.primitive.name.startswith("custom_vjp")
 
 
 def _mark(eqn: Any) -> str | None:
     name = eqn.params.get("name")
-    return name if name in (_marks.ELEMENTWISE, _marks.CAUSAL) else None
+    return name if name in _marks.ALL else None
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
-
-
-def _abstract(atom: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
 def _layouts(values: Sequence[Value]) -> list[Layout | None]:
@@ -480,16 +554,51 @@ def _moved(value: Value, by: int) -> Value:
 
 
 # Of operands whose chunks are all alike they make results whose chunks are.
-_KEEP_UNIFORM = ("reshape", "transpose", "squeeze", "broadcast_in_dim")
+_KEEP_UNIFORM = ("reshape", "transpose", "squeeze")
 
 
 def _is_uniform(eqn: Any, values: list[Value]) -> bool:
     """Whether a whole result of the axis's size is the same all along it."""
     name = eqn.primitive.name
+    if name == "broadcast_in_dim":
+        return values[0].uniform or not values[0].numbered
     if name in _KEEP_UNIFORM:
-        return values[0].uniform or name == "broadcast_in_dim"
-    scalars = [v.uniform or _shape(a) == () for v, a in zip(values, eqn.invars)]
-    return name in ELEMENTWISE and all(scalars)
+        return values[0].uniform
+    alike = [v.uniform or not v.numbered for v in values]
+    return name in ELEMENTWISE and all(alike)
+
+
+def _literal(value: Any) -> Value:
+    return Value(full=value, zero=jnp.shape(value) == () and not np.any(value))
+
+
+_KEEP_ZERO = frozenset("broadcast_in_dim convert_element_type reshape neg".split())
+
+
+def _stays_zero(eqn: Any, values: list[Value]) -> bool:
+    return eqn.primitive.name in _KEEP_ZERO and values[0].zero
+
+
+# Linear in each operand; then in all together, where one or each is additive.
+_LINEAR = frozenset(
+    "reshape transpose squeeze broadcast_in_dim convert_element_type neg copy rev "
+    "slice reduce_sum cumsum real imag reduce_precision".split()
+)
+_BILINEAR = frozenset("mul dot_general conv_general_dilated".split())
+_SUMS = frozenset("add sub add_any concatenate pad".split())
+
+
+def _is_linear(eqn: Any, values: list[Value]) -> bool:
+    name, additive = eqn.primitive.name, [v.additive for v in values]
+    if name in _LINEAR:
+        return True
+    if name in _BILINEAR:
+        return sum(additive) == 1
+    if name == "div":
+        return additive == [True, False]
+    rest = values[1:] if name == "select_n" else values
+    linear = name in _SUMS or (name == "select_n" and not values[0].additive)
+    return linear and all(v.additive or v.zero for v in rest)
 
 
 def _own_value(value: Value) -> Any:
