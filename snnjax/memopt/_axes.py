@@ -17,7 +17,7 @@ from flax import nnx
 from .._types import Array
 from ..neuron import State
 from ._chunked import check_cut
-from ._layout import BATCH
+from ._layout import TIME
 
 _SAME_FOR_ALL = (nnx.Param, nnx.BatchStat, nnx.RngState)
 _MOST_TRIED = 16
@@ -53,11 +53,15 @@ def _variables(state: Any) -> list[Any]:
 
 def _of_variable(variable: Any, axis: int, x: Array) -> list[list[int | None]]:
     leaves = jax.tree.leaves(variable)
-    if isinstance(variable, State):
-        return [[0 if axis == BATCH else None] for _ in leaves]
-    if isinstance(variable, _SAME_FOR_ALL):
+    if isinstance(variable, _SAME_FOR_ALL) or _is_state(variable) and axis == TIME:
         return [[None] for _ in leaves]
-    return [_of_array(a, axis, x) for a in leaves]
+    options = [_of_array(a, axis, x) for a in leaves]
+    # Most leaves of a neuron's state have a batch axis, a step counter has not.
+    return [o[::-1] for o in options] if _is_state(variable) else options
+
+
+def _is_state(variable: Any) -> bool:
+    return isinstance(variable, State)
 
 
 def _of_array(a: Any, axis: int, x: Array) -> list[int | None]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-SCHEMA = 2
+SCHEMA = 1
 _FORWARD_IN_WORDS = {
     "whole": "",
     "sums": ", forward too",
@@ -125,6 +125,7 @@ class Plan:
             ValueError: no such segment, or no such number.
         """
         _check_chunks(batch, time)
+        _check_shards(shards, time)
         _check_one_of("forward_by", forward_by, _FORWARD_IN_WORDS)
         _check_one_of("chunk_statistics", chunk_statistics, ("exact", "per_chunk"))
         missing = [p for p in paths if p not in (s.path for s in self.segments)]
@@ -208,6 +209,14 @@ def _check_chunks(batch: Any, time: Any) -> None:
         raise ValueError(
             f"`batch` is {batch!r} and `time` {time!r}; allowed is one of them, a "
             "number of chunks from 2 up."
+        )
+
+
+def _check_shards(shards: Any, time: Any) -> None:
+    if type(shards) is not int or shards < 1 or (time is not None and shards > 1):
+        raise ValueError(
+            f"`shards` is {shards!r}; allowed is the number of devices that share the "
+            "batch, and 1 for time chunks."
         )
 
 

@@ -91,7 +91,8 @@ def trace_program(
 
     def trace(size: int) -> tuple[Any, Any]:
         shapes = [abstract_chunk(a, p, size) for a, p in zip(inputs, layouts)]
-        return jax.make_jaxpr(flat, return_shape=True)(*shapes)
+        with jax.disable_jit(False):  # marks are names of jitted functions
+            return jax.make_jaxpr(flat, return_shape=True)(*shapes)
 
     run, whole = Run(chunks), trace(chunks.length)
     try:
