@@ -65,8 +65,9 @@ def _apply(planned: nnx.Module, plan: Plan, check_input: bool) -> None:
         module = modules[segment.path]
         make_segment(
             module,
-            _compressor(module, segment),
+            compressor_of(module, segment),
             trusted=segment.unchecked,
+            currents=segment.currents,
             cut=segment.cut,
             chunks=segment.chunks,
             shards=segment.shards,
@@ -108,7 +109,7 @@ def _check_fingerprint(net: nnx.Module, plan: Plan) -> None:
         )
 
 
-def _compressor(module: nnx.Module, segment: PlannedSegment) -> BaseSpikeCompressor:
+def compressor_of(module: nnx.Module, segment: PlannedSegment) -> BaseSpikeCompressor:
     """The planned compressor: the module's own instance, or one made by name."""
     own: Any = getattr(module, "x_compressor", None)
     if not isinstance(own, BaseSpikeCompressor) or not _is_planned(own, segment):

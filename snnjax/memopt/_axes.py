@@ -6,7 +6,6 @@ any other array that starts with the length of the cut axis nothing is known, so
 readings are tried: only the right one passes the proof of `_twin.py`.
 """
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from flax import nnx
 
 from .._types import Array
 from ..neuron import State
-from ._chunked import check_cut
+from ._chunked import cut_program
 from ._layout import TIME
 
 _SAME_FOR_ALL = (nnx.Param, nnx.BatchStat, nnx.RngState)
@@ -42,9 +41,17 @@ def axes_of(
     ]
     choices = list(itertools.islice(itertools.product(*options), _MOST_TRIED))
     if len(choices) > 1:
-        cut = functools.partial(check_cut, run, axis, count, x, (state, arrays))
-        choices = [c for c in choices if cut(c) is None] or choices
+        choices = [c for c in choices if _can(c, run, axis, count, x, state, arrays)]
+        choices = choices or [[o[0] for o in options]]
     return list(choices[0])
+
+
+def _can(axes: Any, *cut: Any) -> bool:
+    try:
+        cut_program(*cut, in_axes=axes)
+    except ValueError:
+        return False
+    return True
 
 
 def _variables(state: Any) -> list[Any]:

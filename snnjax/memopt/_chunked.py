@@ -26,7 +26,7 @@ from ._chunk_backward import Backward, Kept
 from ._chunk_forward import FORWARD
 from ._compress import BaseSpikeCompressor
 from ._layout import Chunks, Layout
-from ._program import trace_program
+from ._program import Program, trace_program
 
 InAxes = Sequence[int | None]
 
@@ -84,23 +84,23 @@ def chunked_segment(
     return segment
 
 
-def check_cut(
+def cut_program(
     f: Callable[..., Any],
     axis: int,
     count: int,
-    x: Array,
-    args: tuple[Any, ...],
+    x: Any,
+    *args: Any,
     in_axes: InAxes | None = None,
-) -> str | None:
-    """Why `f` cannot be cut, as for `chunked_segment`; None if it can."""
+) -> Program:
+    """`f` as it would be cut by `chunked_segment`.
+
+    Raises:
+        ValueError: it cannot be cut; the message says why.
+    """
     leaves, structure = jax.tree.flatten(args)
     chunks = Chunks.of(axis, x.shape[axis], min(count, x.shape[axis]))
     layouts = _layouts(chunks, leaves, in_axes)
-    try:
-        trace_program(f, structure, chunks, [x, *leaves], layouts)
-    except Exception as error:  # a trace may fail in any way at another shape
-        return str(error)
-    return None
+    return trace_program(f, structure, chunks, [x, *leaves], layouts)
 
 
 def _layouts(

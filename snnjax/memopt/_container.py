@@ -28,7 +28,7 @@ from ._compress import BaseSpikeCompressor, NullSpikeCompressor, Payload
 from ._layout import BATCH, TIME
 from ._model import become, describe, wrapper_class
 from ._per_chunk import call_per_chunk
-from ._segment import gc_segment
+from ._segment import gc_segment, keep_products
 
 _ARRAYS = (jax.Array, np.ndarray)
 Run = Callable[..., Any]
@@ -40,11 +40,13 @@ class GCContainer(nnx.Module):
     Args:
         x_compressor: what keeps the input.
         gc_trusted: whether that needs no proof.
+        gc_currents: whether to keep results of convolutions and matrix products too.
         gc_proof: the segment's path and what the running call of the model proves.
     """
 
     x_compressor: BaseSpikeCompressor
     gc_trusted: bool
+    gc_currents: bool
     gc_proof: tuple[str, CallProof] | None
 
     @property
@@ -61,7 +63,7 @@ class GCContainer(nnx.Module):
     ) -> Run:
         """`run(x, *args)` as a segment."""
         del x, args
-        return gc_segment(run, keep)
+        return gc_segment(run, keep, keep_products if self.gc_currents else None)
 
 
 class _Chunked(GCContainer):
@@ -113,6 +115,7 @@ def make_segment(
     compressor: BaseSpikeCompressor,
     *,
     trusted: bool = False,
+    currents: bool = False,
     cut: str | None = None,
     chunks: int = 1,
     shards: int = 1,
@@ -125,6 +128,7 @@ def make_segment(
         module: maps one array `[time, batch, ...]` to another.
         compressor: what keeps its input.
         trusted: whether the compressor needs no proof.
+        currents: whether to keep results of convolutions and matrix products too.
         cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
         chunks: how many.
         shards, forward_by: as for `chunked_segment`.
@@ -132,6 +136,7 @@ def make_segment(
     """
     module.x_compressor = compressor
     module.gc_trusted = trusted or compressor.covers(None)
+    module.gc_currents = currents
     module.gc_proof = None
     if cut is not None:
         module.gc_chunks = chunks
@@ -179,11 +184,29 @@ def _call_segment(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    graphdef, state = nnx.split(self)
+    run, inputs = pure_call(cls, self, x, args, kwargs)
+    keep = _Boundary(self.x_compressor, self.gc_trusted, self.gc_proof)
+    y, changes = self._segment(run, keep, *inputs)(*inputs)
+    nnx.update(self, changes)
+    return y
+
+
+def pure_call(
+    cls: type[nnx.Module],
+    module: nnx.Module,
+    x: Array,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Run, tuple[Any, ...]]:
+    """A module's call as a pure function, and its arguments.
+
+    Returns:
+        `run(x, state, arrays) -> (y, changed variables)`, and what to give it.
+    """
+    graphdef, state = nnx.split(module)
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
     _check_arguments(cls, x, leaves)
     arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, _ARRAYS)}
-    x = jnp.asarray(x)
 
     def run(x: Array, state: nnx.State, arrays: dict[int, Array]) -> Any:
         module = nnx.merge(graphdef, state, copy=True)
@@ -192,11 +215,7 @@ def _call_segment(
         y = cls.__call__(module, x, *args, **kwargs)
         return y, _changes(cls, graphdef, state, module)
 
-    keep = _Boundary(self.x_compressor, self.gc_trusted, self.gc_proof)
-    segment = self._segment(run, keep, x, state, arrays)
-    y, changes = segment(x, state, arrays)
-    nnx.update(self, changes)
-    return y
+    return run, (jnp.asarray(x), state, arrays)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The public entry: model and example batch in, plan or segmented model out."""
 
+import dataclasses
 import functools
 import operator
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
 import optax
@@ -14,18 +15,24 @@ from .._step import Loss
 from .._types import Array
 from ._apply import apply_plan, fingerprint
 from ._boundary import prove_loss
-from ._devices import DeviceSpec
-from ._plan import Plan
-from ._profile import with_figures
+from ._cost import Costs, Roofline
+from ._devices import DeviceSpec, spec_of
+from ._model import abstract, modules_at
+from ._options import Options, Search, resolve
+from ._plan import Plan, PlannedSegment
+from ._profile import held_bytes, measure_step, with_figures, with_peaks
+from ._propose import Parts, propose
+from ._searching import search
 from ._summary import MemOptSummary, summarize
+from ._table import Choices
 from ._targets import (
     Targets,
     check_batch,
     check_device,
     check_input_range,
-    check_level,
     check_loss,
     find_targets,
+    parts_of,
     plan_segment,
 )
 
@@ -39,13 +46,13 @@ def make_plan(
     *,
     loss: Loss | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    level: int = 1,
     compress_x: bool = True,
     input_range: tuple[int, int] | None = None,
     unchecked: bool = False,
     device: str | DeviceSpec | None = None,
+    **search: Unpack[Search],
 ) -> Plan:
-    """Decides which modules become GC segments, and measures what that is worth.
+    """Decides what becomes of each target, and measures what that is worth.
 
     Nothing runs and nothing of the model's size is allocated: the whole training step,
     loss, gradient and update, is compiled on abstract values, with donation.
@@ -59,7 +66,6 @@ def make_plan(
             Without it (None) nothing can be measured, nor an input be compressed.
         loss: `loss(model, *batch)`, a scalar; None is the sum of `net(*batch)`.
         optimizer: from optax; None is plain gradient descent.
-        level: 0 leaves all as it is; 1 makes every target a segment.
         compress_x: whether to compress the segments' inputs.
         input_range: `(lo, hi)` if the model's first input holds whole numbers from `lo`
             to `hi` only: (0, 1) for binary event frames, (0, 255) for counts. Every
@@ -68,6 +74,19 @@ def make_plan(
             nothing proves that it is exact there.
         device: GPU that the bytes are for, such as "rtx4090" or a `DeviceSpec`, present
             or not; None is jax's default backend.
+        **search: what to look for. By `level` alone, the tutorial's climb: 0 leaves all
+            as it is; 1, the default, makes every target a segment; 2 splits the one at
+            the peak into its parts; 3 cuts it into chunks; 4 makes targets plain again
+            where the peak allows. `budget` ("6GiB", bytes, or a share of a described
+            device): the fastest plan that fits. `max_slowdown` (1.2): the smallest peak
+            within that estimated time. `profile` ("safe", "balanced", "memory",
+            "exhaustive") and `prefer` ("speed", "balanced", "memory") are presets.
+            `checkpoint_budget` ("speed", "balanced", "memory"),
+            `gc_target_budget_ratio` and `max_gc_wrapped_modules` bound how many targets
+            become segments, those that save most for a second first.
+            `temporal_split_factor`: by which numbers of chunks grow.
+            `max_split_rounds`, `max_candidates_per_round`: of the levels 2 and 3.
+            `allow_expensive_profiling=False`: compile one candidate only.
 
     Returns:
         A frozen `Plan`: print it, save it, apply it.
@@ -75,39 +94,116 @@ def make_plan(
     Raises:
         ValueError: an argument is out of range, `instance` matches nothing, the model
             cannot be traced, or a named compressor is not proven exact.
+        BudgetError: no plan fits in the `budget`; it is a ValueError.
         ImportError: the wheels for `device` are not installed.
         MeasureError: a step does not compile.
     """
-    check_level(level, batch)
     check_batch(batch)
     check_device(device)
+    spec = None if device in (None, jax.default_backend()) else spec_of(device)
+    options = resolve(
+        has_batch=batch is not None,
+        device_bytes=None if spec is None else spec.memory_bytes,
+        **search,
+    )
     declared = check_input_range(input_range)
     targets = find_targets(net, instance)
     loss = _sum_of_outputs if loss is None else loss
     check_loss(loss)
-    if batch is None:
-        reached = {}
-    else:
+    make = functools.partial(_segments, compress=compress_x, unchecked=unchecked)
+    reached = {}
+    if batch is not None:
         reached = prove_loss(net, tuple(targets), loss, batch, declared)
     outside = [path for path in targets if path not in reached]
-    segments = [
-        plan_segment(path, targets[path], known, compress_x, unchecked)
-        for path, known in (reached | dict.fromkeys(outside)).items()
-    ]
+    segments = make(targets, reached | dict.fromkeys(outside))
     plan = Plan(
-        level=level,
-        segments=tuple(segments if level else ()),
+        level=options.level,
+        segments=segments if options.level else (),
         candidates=tuple(targets),
         input_range=input_range,
         fingerprint=fingerprint(net),
-        notes=tuple(_notes(outside, level, batch)),
+        notes=(*options.notes, *_notes(outside, options.level, batch)),
     )
     if batch is None:
-        return plan
-    return with_figures(net, plan, loss, optimizer or optax.sgd(1e-2), batch, device)
+        return plan.first(options.most_of(len(segments)))
+    step = loss, optimizer or optax.sgd(1e-2), batch
+    if not options.searches:
+        return with_figures(net, plan, *step, device)
+    parts = {}
+    if "split" in options.kinds:
+        named = parts_of(net, targets)
+        inner = modules_at(net, [p for ps in named.values() for p in ps])
+        known = prove_loss(net, tuple(inner), loss, batch, declared) if inner else {}
+        reach = {p: ps for p, ps in named.items() if all(q in known for q in ps)}
+        parts = {p: make({q: inner[q] for q in ps}, known) for p, ps in reach.items()}
+    return _searched(net, plan, parts, options, *step, device, spec)
 
 
-class _PlanSettings(TypedDict, total=False):
+def _segments(
+    targets: dict[str, nnx.Module],
+    known: dict[str, Any],
+    compress: bool,
+    unchecked: bool,
+) -> tuple[PlannedSegment, ...]:
+    """Each target as a segment, in the order in which they are known."""
+    return tuple(
+        plan_segment(path, targets[path], what, compress, unchecked)
+        for path, what in known.items()
+        if path in targets
+    )
+
+
+def _searched(
+    net: nnx.Module,
+    plan: Plan,
+    parts: Parts,
+    options: Options,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    batch: tuple[Any, ...],
+    device: str | DeviceSpec | None,
+    spec: DeviceSpec | None,
+) -> Plan:
+    """The plan that the search finds, with its figures."""
+    plain = abstract(net)
+    chunks = tuple(k for k in options.kinds if k in ("batch", "time"))
+    proposal = propose(
+        plain,
+        plan.segments,
+        parts,
+        loss,
+        batch,
+        held_bytes(plain, optimizer, batch),
+        Costs(Roofline.of(spec), options.factor, chunks),
+    )
+
+    def made(choices: Choices) -> Plan:
+        return dataclasses.replace(plan, segments=proposal.chosen(choices))
+
+    def measure(choices: Choices) -> int:
+        planned = apply_plan(plain, made(choices), check_input=False)
+        return measure_step(planned, loss, optimizer, batch, device).peak_bytes
+
+    found = search(proposal.table, options, measure, _batch_size(batch))
+    name = jax.default_backend() if spec is None else spec.name
+    refused = tuple(f"{what}: {why}" for what, why in proposal.refused)
+    better = dataclasses.replace(
+        made(found.choices),
+        slowdown=found.slowdown,
+        trials=found.trials,
+        front=found.front,
+        notes=(*plan.notes, *found.notes, *refused),
+    )
+    peaks = found.plain_bytes, found.peak_bytes
+    return with_peaks(net, better, loss, batch, name, *peaks)
+
+
+def _batch_size(batch: tuple[Any, ...]) -> int | None:
+    first = jax.tree.leaves(batch)[:1]
+    return first[0].shape[1] if first and first[0].ndim > 1 else None
+
+
+class _PlanSettings(Search, total=False):
     loss: Loss | None
     optimizer: optax.GradientTransformation | None
     input_range: tuple[int, int] | None
@@ -117,7 +213,6 @@ class _PlanSettings(TypedDict, total=False):
 
 class _Settings(_PlanSettings, total=False):
     compress_x: bool
-    level: int
     verbose: bool
 
 
@@ -149,7 +244,6 @@ def memory_optimization(
     dummy_input: tuple[Any, ...] | None = None,
     *,
     compress_x: bool = True,
-    level: int = 0,
     verbose: bool = False,
     return_summary: bool = False,
     **settings: Unpack[_PlanSettings],
@@ -162,11 +256,10 @@ def memory_optimization(
         dummy_input: positional inputs of `net`, `(frames,)`; only shapes and dtypes
             matter. With a `loss`, what that takes after the model.
         compress_x: whether to compress the segments' inputs.
-        level: 0 leaves all as it is; 1 makes every target a segment that keeps only its
-            compressed input.
         verbose: print what is done and what it is worth.
         return_summary: return `(model, MemOptSummary)`.
-        **settings: `loss`, `optimizer`, `input_range`, `unchecked`, `device`, as for
+        **settings: `level` (0 where nothing else is asked for), `profile`, `budget` and
+            the rest, `loss`, `optimizer`, `input_range`, `unchecked`, `device`, as for
             `make_plan`.
 
     Returns:
@@ -175,15 +268,17 @@ def memory_optimization(
     Raises:
         ValueError, ImportError, MeasureError: as `make_plan`.
 
-    Source: Algorithm 2 of Huang et al., ICLR 2026, levels 0 and 1.
+    Source: Algorithm 2 of Huang et al., ICLR 2026.
     """
     start = time.perf_counter()
-    plan = make_plan(
-        net, instance, dummy_input, compress_x=compress_x, level=level, **settings
-    )
-    summary = summarize(plan, compress_x, time.perf_counter() - start)
+    names = "level", "profile", "prefer", "budget", "max_slowdown"
+    if not any(settings.get(name) is not None for name in names):
+        settings["level"] = 0
+    plan = make_plan(net, instance, dummy_input, compress_x=compress_x, **settings)
+    seconds = time.perf_counter() - start
+    summary = summarize(plan, compress_x, seconds, settings)
     if verbose:
-        print(summary)
+        print(summary.log() + "\n" + str(summary))
     model = apply_plan(net, plan)
     return (model, summary) if return_summary else model
 

@@ -38,6 +38,7 @@ class PlannedSegment:
         boundary: what its input can hold and why, in words.
         settings: (name, value) of the compressor's own arguments.
         unchecked: whether the user vouches for the compressor.
+        currents: whether results of convolutions and matrix products are kept too.
         cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
         chunks: how many.
         shards, forward_by: as for `chunked_segment`.
@@ -50,6 +51,7 @@ class PlannedSegment:
     boundary: str
     settings: tuple[tuple[str, Any], ...] = ()
     unchecked: bool = False
+    currents: bool = False
     cut: str | None = None
     chunks: int = 1
     shards: int = 1
@@ -60,7 +62,7 @@ class PlannedSegment:
     def kind(self) -> str:
         """What becomes of the module, in words."""
         if self.cut is None:
-            return "GC"
+            return "GC, currents kept" if self.currents else "GC"
         forward = _FORWARD_IN_WORDS[self.forward_by]
         inexact = "" if self.chunk_statistics == "exact" else ", their own statistics"
         return f"GC, {self.chunks} {self.cut} chunks{forward}{inexact}"
@@ -70,6 +72,29 @@ class PlannedSegment:
         """The compressor as one would write it."""
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings)
         return self.compressor + (f"({arguments})" if arguments else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A plan that the search looked at.
+
+    Args:
+        stage: of the search, such as "split" or "candidate".
+        changed: path of the target that was changed; None is several.
+        choices: what became of each target, in words.
+        peak_bytes: of a whole step; None where it did not compile.
+        slowdown: estimated time over plain's.
+        measured: whether XLA says so; otherwise it is an estimate.
+        verdict: why it was taken, or why not.
+    """
+
+    stage: str
+    changed: str | None
+    choices: tuple[str, ...]
+    peak_bytes: int | None
+    slowdown: float
+    measured: bool
+    verdict: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +111,9 @@ class Plan:
         device: that the bytes are for; None where nothing was measured.
         plain_bytes, planned_bytes: peak of a whole training step, before and after.
         plain_residual_bytes, planned_residual_bytes: kept from forward to backward.
+        slowdown: estimated time of a step over plain's, by a roofline; None without.
+        trials: what the search looked at.
+        front: (estimated bytes, estimated slowdown) of every best trade.
         versions: (package, version) that the figures come from.
         notes: what the planner could not do, and why.
     """
@@ -100,6 +128,9 @@ class Plan:
     planned_bytes: int | None = None
     plain_residual_bytes: int | None = None
     planned_residual_bytes: int | None = None
+    slowdown: float | None = None
+    trials: tuple[Trial, ...] = ()
+    front: tuple[tuple[int, float], ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -151,9 +182,21 @@ class Plan:
         """The plan with some segments left as they were; unmeasured."""
         return self._changed(tuple(s for s in self.segments if s.path not in paths))
 
+    def first(self, count: int) -> Self:
+        """The plan with its first `count` segments only; unmeasured."""
+        return self._changed(self.segments[:count])
+
     def _changed(self, segments: tuple[PlannedSegment, ...]) -> Self:
-        figures = dict.fromkeys(("planned_bytes", "planned_residual_bytes"))
+        names = ("planned_bytes", "planned_residual_bytes", "slowdown")
+        figures = dict.fromkeys(names)
         return dataclasses.replace(self, segments=segments, **figures)
+
+    def pareto(self) -> tuple[tuple[int, float], ...]:
+        """(bytes, slowdown) of every best trade that the search saw, estimates.
+
+        The fastest first; `snnjax.plot.pareto` draws it with what was measured.
+        """
+        return self.front
 
     def to_json(self) -> str:
         """JSON with schema version and checksum."""
@@ -265,9 +308,12 @@ def _tuples(body: dict[str, Any]) -> dict[str, Any]:
         for s in body["segments"]
     )
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items()}
-    for pairs in ("fingerprint", "versions"):
-        fields[pairs] = _pairs(body[pairs])
-    return fields | {"segments": segments}
+    for pairs in ("fingerprint", "versions", "front"):
+        fields[pairs] = _pairs(body.get(pairs, []))
+    trials = tuple(
+        Trial(**t | {"choices": tuple(t["choices"])}) for t in body.get("trials", [])
+    )
+    return fields | {"segments": segments, "trials": trials}
 
 
 def _pairs(rows: list[list[Any]]) -> tuple[tuple[str, Any], ...]:
@@ -310,6 +356,8 @@ def _figures(plan: Plan) -> list[str]:
         if plain is not None and planned is not None:
             sizes = f"{_size(plain)} -> {_size(planned)}"
             lines.append(f"{name}: {sizes} ({_ratio(plain, planned)})")
+    if plan.slowdown is not None:
+        lines.append(f"estimated time of a step: {plan.slowdown:.2f}x plain's")
     return lines
 
 

@@ -15,8 +15,9 @@ from .._step import Loss, make_step
 from ._apply import apply_plan
 from ._devices import DeviceSpec
 from ._measure import MemoryReport, measure, residual_bytes
-from ._model import abstract
+from ._model import abstract, shape_of
 from ._plan import Plan
+from ._work import size
 
 _PACKAGES = ("jax", "jaxlib", "flax")
 # Machine code that nobody runs: the buffers are assigned before it is made, and are the
@@ -46,20 +47,47 @@ def with_figures(
         device: as for `measure`.
     """
     plain = abstract(net)
-    planned = apply_plan(plain, plan, check_input=False)
     before = measure_step(plain, loss, optimizer, batch, device)
     after = before  # the same program, not to be compiled twice
     if plan.segments:
+        planned = apply_plan(plain, plan, check_input=False)
         after = measure_step(planned, loss, optimizer, batch, device)
+    return with_peaks(
+        net, plan, loss, batch, before.device, before.peak_bytes, after.peak_bytes
+    )
+
+
+def with_peaks(
+    net: nnx.Module,
+    plan: Plan,
+    loss: Loss,
+    batch: tuple[Any, ...],
+    device: str,
+    plain_bytes: int | None,
+    planned_bytes: int | None,
+) -> Plan:
+    """The plan, with known peaks and with what is kept from forward to backward."""
+    plain = abstract(net)
+    planned = apply_plan(plain, plan, check_input=False)
     return dataclasses.replace(
         plan,
-        device=before.device,
-        plain_bytes=before.peak_bytes,
-        planned_bytes=after.peak_bytes,
+        device=device,
+        plain_bytes=plain_bytes,
+        planned_bytes=planned_bytes,
         plain_residual_bytes=residual_bytes(loss, plain, *batch),
         planned_residual_bytes=residual_bytes(loss, planned, *batch),
         versions=tuple((name, version(name)) for name in _PACKAGES),
     )
+
+
+def held_bytes(
+    net: nnx.Module, optimizer: optax.GradientTransformation, batch: tuple[Any, ...]
+) -> int:
+    """Bytes of parameters, states, optimizer and batch."""
+    plain = abstract(net)
+    state = nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), plain)
+    held = nnx.state(plain), nnx.state(state, nnx.OptState), batch
+    return sum(size(shape_of(a)) for a in jax.tree.leaves(held))
 
 
 def measure_step(

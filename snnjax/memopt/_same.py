@@ -46,8 +46,11 @@ class Twins:
         found = [live(body) for body in self._bodies]
         names = [[e.primitive.name for e in eqns] for eqns in found]
         if any(n != names[0] for n in names):
-            counts = " and ".join(str(len(n)) for n in names[:2])
-            raise Mixes(f"the program depends on their number ({counts} equations)")
+            counts = ", ".join(str(len(n)) for n in names)
+            raise Mixes(
+                f"the program depends on their number ({counts} equations, whole and "
+                "in chunks); another number of chunks may do"
+            )
         rows = list(zip(*found))
         for row in rows:
             for atoms in zip(*(e.invars for e in row)):

@@ -65,5 +65,10 @@ def gc_segment(
     return segment
 
 
+def keep_products(primitive: Any, *_: Any, **__: Any) -> bool:
+    """The policy that keeps synaptic currents: nothing costly is computed again."""
+    return primitive.name in ("dot_general", "conv_general_dilated")
+
+
 def _is_payload(a: Any) -> bool:
     return isinstance(a, Payload)

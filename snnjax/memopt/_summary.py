@@ -1,8 +1,23 @@
 """What `memory_optimization` did, for programs and for people."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
+from ._options import Options, Search, resolve
 from ._plan import Plan
+
+_STEPS = (
+    "level1_gc",
+    "level2_spatial_split",
+    "level3_temporal_split",
+    "level4_greedy_unwrap",
+)
+_ADVICE = {
+    "speed": "The cheapest preset; `prefer='balanced'` saves more.",
+    "balanced": "A trade; `budget=` says what must fit, `max_slowdown=` what it costs.",
+    "memory": "The smallest peak; `max_slowdown=1.2` would bound what it costs.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,19 +26,51 @@ class MemOptSummary:
 
     Args:
         plan: the decision itself, with the measured bytes.
-        requested_level, applied_level: asked for and done.
+        options: presets and limits, resolved.
         compress_x: whether inputs were to be compressed.
+        allow_expensive_profiling: as asked for.
         applied_steps, skipped_steps: stages that changed something, and the others.
         optimize_seconds: time spent in planning.
     """
 
     plan: Plan
-    requested_level: int
-    applied_level: int
+    options: Options
     compress_x: bool
+    allow_expensive_profiling: bool
     applied_steps: tuple[str, ...]
     skipped_steps: tuple[str, ...]
     optimize_seconds: float
+
+    @property
+    def profile(self) -> str | None:
+        """The preset, if any."""
+        return self.options.profile
+
+    @property
+    def prefer(self) -> str | None:
+        """The preference, if any."""
+        return self.options.prefer
+
+    @property
+    def checkpoint_budget(self) -> str | None:
+        """The named share of targets, if any."""
+        return self.options.checkpoint_budget
+
+    @property
+    def device(self) -> str | None:
+        """What the bytes are for."""
+        return self.plan.device
+
+    @property
+    def requested_level(self) -> int | None:
+        """Asked for."""
+        return self.options.requested_level
+
+    @property
+    def applied_level(self) -> int:
+        """The highest level that changed something."""
+        done = [_STEPS.index(step) + 1 for step in self.applied_steps]
+        return max(done, default=0)
 
     @property
     def gc_candidate_count(self) -> int:
@@ -32,18 +79,72 @@ class MemOptSummary:
 
     @property
     def gc_selected_modules(self) -> tuple[str, ...]:
-        """Paths of those that did."""
-        return tuple(s.path for s in self.plan.segments)
+        """Paths of the targets that did, parts of a split one included."""
+        paths = [s.path for s in self.plan.segments]
+        return tuple(
+            c for c in self.plan.candidates if any(_within(p, c) for p in paths)
+        )
 
     @property
     def gc_selected_count(self) -> int:
         """How many did."""
-        return len(self.plan.segments)
+        return len(self.gc_selected_modules)
+
+    @property
+    def gc_selection_policy(self) -> str:
+        """How targets were chosen where not all may be segments."""
+        if not self.plan.candidates:
+            return "no_candidates"
+        most = self.options.most_of(self.gc_candidate_count)
+        if most == 0:
+            return "explicit_zero_budget"
+        if most < self.gc_candidate_count:
+            return "most_saved_per_second"
+        limited = self.options.ratio is not None or self.options.most is not None
+        return "budget_covers_all" if limited else "all_candidates"
+
+    @property
+    def gc_selection_explanation(self) -> str:
+        """The policy in words."""
+        return (
+            f"{self.gc_selected_count} of {self.gc_candidate_count} targets are "
+            f"segments ({self.gc_selection_policy})"
+        )
 
     @property
     def gc_container_count(self) -> int:
         """Segments in the new model."""
         return len(self.plan.segments)
+
+    gc_wrap_count = gc_container_count
+
+    @property
+    def tcgc_container_count(self) -> int:
+        """Segments in time chunks."""
+        return sum(s.cut == "time" for s in self.plan.segments)
+
+    temporal_split_count = tcgc_container_count
+
+    @property
+    def bcgc_container_count(self) -> int:
+        """Segments in batch chunks."""
+        return sum(s.cut == "batch" for s in self.plan.segments)
+
+    @property
+    def spatial_split_count(self) -> int:
+        """Targets that were split into parts."""
+        paths = [s.path for s in self.plan.segments]
+        return sum(
+            c not in paths and any(_within(p, c) for p in paths)
+            for c in self.plan.candidates
+        )
+
+    @property
+    def unwrap_count(self) -> int:
+        """Targets that stayed plain although a level above 0 was asked for."""
+        if not self.plan.level:
+            return 0
+        return self.gc_candidate_count - self.gc_selected_count
 
     @property
     def bit_compressor_count(self) -> int:
@@ -61,9 +162,22 @@ class MemOptSummary:
         return self._count("NullSpikeCompressor")
 
     @property
+    def manual_compressor_count(self) -> int:
+        """Segments whose compressor the planner would not choose."""
+        own = self.bit_compressor_count + self.integer_compressor_count
+        return self.gc_container_count - own - self.null_compressor_count
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What could not be done, and why."""
         return self.plan.notes
+
+    @property
+    def recommendation(self) -> str:
+        """What to try next."""
+        names = {"safe": "speed", "exhaustive": "memory"}
+        name = self.prefer or self.checkpoint_budget or self.profile or "balanced"
+        return _ADVICE[names.get(name, name)]
 
     @property
     def peak_bytes(self) -> tuple[int | None, int | None]:
@@ -75,6 +189,15 @@ class MemOptSummary:
         """Kept from forward to backward, before and after."""
         return self.plan.plain_residual_bytes, self.plan.planned_residual_bytes
 
+    @property
+    def slowdown(self) -> float | None:
+        """Estimated time of a step over plain's."""
+        return self.plan.slowdown
+
+    def log(self) -> str:
+        """The search, a line each: the target, what was tried, and the peak."""
+        return "\n".join(_lines(self.plan))
+
     def _count(self, compressor: str) -> int:
         return sum(s.compressor == compressor for s in self.plan.segments)
 
@@ -83,15 +206,67 @@ class MemOptSummary:
         return f"{self.plan}\n{made} GC segments; took {self.optimize_seconds:.1f} s"
 
 
-def summarize(plan: Plan, compress_x: bool, seconds: float) -> MemOptSummary:
-    """The summary of a plan at level 0 or 1."""
-    step = "level1_gc"
+def _within(path: str, target: str) -> bool:
+    return path == target or path.startswith(f"{target}.")
+
+
+def _lines(plan: Plan) -> list[str]:
+    lines, before = [], None
+    for trial in plan.trials:
+        peak = "not compiled" if trial.peak_bytes is None else _mib(trial.peak_bytes)
+        if trial.changed is not None and before is not None:
+            done = "successfully" if trial.verdict == "the peak falls" else "not"
+            change = f"{_mib(before)} -> {peak}, estimated"
+            what = f"{done} {_PAST[trial.stage]}"
+            lines.append(f"net's {trial.changed}: {what} ({change})")
+        elif trial.measured:
+            lines.append(f"candidate: {peak}, {trial.slowdown:.2f}x, {trial.verdict}")
+        if trial.verdict == "the peak falls":
+            before = trial.peak_bytes
+    return lines
+
+
+_PAST = {"split": "split", "chunk": "cut into chunks", "restore": "made plain"}
+
+
+def _mib(n: int) -> str:
+    return f"{n / 2**20:.2f} MiB"
+
+
+def summarize(
+    plan: Plan, compress_x: bool, seconds: float, asked: Mapping[str, Any]
+) -> MemOptSummary:
+    """The summary of a plan.
+
+    Args:
+        plan: made.
+        compress_x: as asked for.
+        seconds: that it took.
+        asked: the other arguments.
+    """
+    search = {k: v for k, v in asked.items() if k in Search.__annotations__}
+    search |= {"budget": None if asked.get("budget") is None else 1}
+    options = resolve(has_batch=plan.device is not None, device_bytes=None, **search)
+    applied = _applied(plan)
     return MemOptSummary(
         plan=plan,
-        requested_level=plan.level,
-        applied_level=1 if plan.segments else 0,
+        options=options,
         compress_x=compress_x,
-        applied_steps=(step,) if plan.segments else (),
-        skipped_steps=() if plan.segments else (f"{step}:level_0",),
+        allow_expensive_profiling=bool(asked.get("allow_expensive_profiling", True)),
+        applied_steps=applied,
+        skipped_steps=tuple(s for s in _STEPS if s not in applied),
         optimize_seconds=seconds,
     )
+
+
+def _applied(plan: Plan) -> tuple[str, ...]:
+    """The stages that left something in the plan."""
+    paths = [s.path for s in plan.segments]
+    some = bool(paths)
+    split = any(p not in plan.candidates for p in paths)
+    chunks = any(s.cut for s in plan.segments)
+    restored = some and any(
+        not any(_within(p, c) for p in paths) for c in plan.candidates
+    )
+    flags = some, split, chunks, restored and plan.level >= 4
+    return tuple(step for step, done in zip(_STEPS, flags) if done)

@@ -51,22 +51,6 @@ def find_targets(net: Any, instance: Any) -> dict[str, nnx.Module]:
     return targets
 
 
-def check_level(level: Any, batch: Any) -> None:
-    """Raises unless this version can do `level` with this `batch`."""
-    if type(level) is not int or level not in range(5):
-        raise ValueError(f"`level` is {level!r}; allowed are 0, 1, 2, 3 and 4.")
-    if level > 1 and batch is None:
-        raise ValueError(
-            f"`level` is {level} and `dummy_input` is None; levels above 1 measure "
-            "candidates. Give a `dummy_input`, or `level=1`."
-        )
-    if level > 1:
-        raise ValueError(
-            f"`level` is {level}; this version of snnjax has levels 0 and 1. Splitting "
-            "segments (2, 3) and restoring them (4) are not built yet."
-        )
-
-
 def check_batch(batch: Any) -> None:
     """Raises unless `batch` is None or a tuple of arrays, or of pytrees of them."""
     leaves = jax.tree.leaves(batch)
@@ -83,6 +67,27 @@ def _is_array(a: Any) -> bool:
     return isinstance(a, int | float | complex) or (
         hasattr(a, "shape") and hasattr(a, "dtype")
     )
+
+
+def parts_of(net: nnx.Module, targets: dict[str, nnx.Module]) -> dict[str, list[str]]:
+    """Paths of the parts of each target that may be split: more than one, all named.
+
+    The parts are those of `__spatial_split__`, or the layers of a Sequential.
+    """
+    paths = {id(module): path for path, module in named_modules(net).items()}
+    found = {}
+    for path, target in targets.items():
+        parts = [paths.get(id(part)) for part in _parts(target)]
+        if len(parts) > 1 and None not in parts:
+            found[path] = [p for p in parts if p is not None]
+    return found
+
+
+def _parts(target: nnx.Module) -> tuple[Any, ...]:
+    split = getattr(target, "__spatial_split__", None)
+    if split is not None:
+        return tuple(split())
+    return tuple(target.layers) if isinstance(target, nnx.Sequential) else ()
 
 
 def check_loss(loss: Any) -> None:

@@ -241,6 +241,9 @@ class Run:
         pieces = _bind(self._own(eqns), operands)
         fulls = _bind_full(eqns[0], values)
         depth = max(v.depth for v in values)
+        known = self.totals is not None and pieces[0] is None
+        if known and None in happens.results and not happens.total:
+            pieces = _bind_shared(eqns[1], values, happens.operands)
         if happens.total:
             self.shapes.append(abstract(eqns[0].outvars[0]))
             return [self._total(depth + 1, fulls[0], pieces[0])]
@@ -610,6 +613,18 @@ def _bind(eqn: Any, operands: list[Any]) -> list[Any]:
     if any(a is None for a in operands):
         return [None] * len(eqn.outvars)
     return evaluate(eqn, operands)
+
+
+def _bind_shared(eqn: Any, values: list[Value], places: Layouts) -> list[Any]:
+    """The results that are the same for all chunks, where no chunk is at hand.
+
+    They do not depend on what is cut, so anything will do in its place.
+    """
+    operands = [
+        jnp.zeros(atom.aval.shape, atom.aval.dtype) if place or v.uniform else v.full
+        for v, place, atom in zip(values, places, eqn.invars)
+    ]
+    return _bind(eqn, operands)
 
 
 def _bind_full(eqn: Any, values: list[Value]) -> list[Any]:

@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 from snnjax.memopt import NullSpikeCompressor, chunked_segment
-from snnjax.memopt._chunked import check_cut
 
 SQUARE, ODD = (4, 4, 4), (4, 5, 3)
 KEEP = NullSpikeCompressor()
@@ -212,20 +211,28 @@ def gradients(programs: list[Program], shape: tuple[int, ...]) -> Any:
 
 
 def accepted(programs: list[Program], axis: int, count: int, shape: Any) -> list[int]:
-    x, w = data(shape)
-    return [
-        i for i, f in enumerate(programs) if check_cut(f, axis, count, x, (w,)) is None
-    ]
+    return [i for i, f in enumerate(programs) if is_taken(f, axis, count, shape)]
+
+
+def is_taken(f: Program, axis: int, count: int, shape: Any) -> bool:
+    """Whether it is not refused, with a reason."""
+    try:
+        cut = chunked_segment(f, KEEP, axis, count)
+        jax.eval_shape(lambda x, w: jax.vjp(cut, x, w)[0], *data(shape))
+    except ValueError as error:
+        assert "cannot be kept apart" in str(error)
+        return False
+    return True
 
 
 @pytest.mark.parametrize("shape", [SQUARE, ODD], ids=["square", "odd"])
 @pytest.mark.parametrize("axis", [0, 1], ids=["time", "batch"])
 def test_random_programs_are_equal_or_refused(axis, shape):
     """Sizes that are all alike hide a mistaken axis from every shape check."""
-    programs = [random_program(seed) for seed in range(60)]
+    programs = [random_program(seed) for seed in range(30)]
     count = 2 if axis == 0 else 3
-    kept = accepted(programs, axis, count, shape)[:12]
-    assert len(kept) >= 8
+    kept = accepted(programs, axis, count, shape)[:6]
+    assert len(kept) == 6
     ways = ("whole", "sums", "chunks")
     cut = [
         chunked_segment(programs[i], KEEP, axis, count, forward_by=ways[i % 3])
@@ -234,7 +241,8 @@ def test_random_programs_are_equal_or_refused(axis, shape):
     wanted = gradients([programs[i] for i in kept], shape)
     for i, came, want in zip(kept, gradients(cut, shape), wanted, strict=True):
         for got, right in zip(came, want, strict=True):
-            size = max(float(jnp.abs(a).max()) for a in jax.tree.leaves(right))
+            largest = max(float(jnp.abs(a).max()) for a in jax.tree.leaves(right))
+            size = max(largest, 0.1)  # what cancels to nothing is rounding
             for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
                 assert a.shape == b.shape and a.dtype == b.dtype
                 np.testing.assert_allclose(

@@ -1,0 +1,184 @@
+"""The cost table: each target under each choice, from its traced program alone.
+
+The bytes are a model, good enough to rank plans; those that are ranked best are then
+compiled. With `kept` what the plain backward pass keeps and `largest` its largest
+array, a segment's backward pass holds `kept + largest`, a chunk its share of that; a
+forward pass holds two of the largest. Seconds are a roofline, and called an estimate.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+
+from ._axes import axes_of
+from ._chunked import cut_program
+from ._compress import BaseSpikeCompressor
+from ._devices import DeviceSpec
+from ._jaxpr import is_float
+from ._layout import BATCH, TIME, Chunks
+from ._survey import Seen
+from ._table import CURRENTS, GC, PLAIN, SPLIT, Choice, Cost, Row
+from ._work import Work, size, work
+
+_KINDS = {"batch": BATCH, "time": TIME}
+# Of a CPU core nothing is known; only the ratio of the two matters, and little.
+_CPU_FLOPS, _CPU_BANDWIDTH = 1.5e11, 1.5e10
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Peak rates, per second."""
+
+    operations: float
+    traffic: float
+
+    @classmethod
+    def of(cls, spec: DeviceSpec | None) -> "Roofline":
+        """Of a described GPU; None is the CPU."""
+        if spec is None:
+            return cls(_CPU_FLOPS, _CPU_BANDWIDTH)
+        return cls(spec.tf32_flops or spec.fp32_flops, spec.memory_bandwidth)
+
+
+class Costs:
+    """Makes rows; targets alike in all shapes are worked out once.
+
+    Args:
+        roofline: of the device.
+        factor: by which numbers of chunks grow.
+        kinds: of chunks to offer, "batch" and "time".
+    """
+
+    def __init__(self, roofline: Roofline, factor: int, kinds: tuple[str, ...]) -> None:
+        self._roofline, self._factor, self._kinds = roofline, factor, kinds
+        self._known: dict[Any, tuple[Work, dict[str, int | None]]] = {}
+        self.refused: dict[str, str] = {}
+
+    def row(
+        self,
+        seen: Seen,
+        compressor: BaseSpikeCompressor,
+        module: nnx.Module,
+        parts: tuple[Row, ...] = (),
+    ) -> Row:
+        """The choices of one target.
+
+        Args:
+            seen: what it does.
+            compressor: what would keep its input.
+            module: the target.
+            parts: rows of its parts, if it may be split.
+        """
+        done, sweeps = self._worked_out(seen, module)
+        one = _Segment(seen, compressor, done, self._roofline)
+        costs = [(choice, one.cost(choice)) for choice in (PLAIN, GC, CURRENTS)]
+        if parts:
+            costs.append((SPLIT, _together(parts)))
+        for kind, axis in _KINDS.items():
+            found = sweeps.get(kind)
+            if found is not None:
+                choices = _chunkings(kind, seen.x.shape[axis], self._factor)
+                costs += [(c, one.cost(c, found)) for c in choices]
+        return Row(seen.path, tuple(costs), _gradients(module))
+
+    def _worked_out(
+        self, seen: Seen, module: nnx.Module
+    ) -> tuple[Work, dict[str, int | None]]:
+        shapes = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(seen.inputs)]
+        key = type(module), nnx.graphdef(module), tuple(shapes)
+        if key not in self._known:
+            sweeps = {k: self._sweeps(k, seen) for k in _KINDS if k in self._kinds}
+            self._known[key] = work(seen.run, *seen.inputs), sweeps
+        return self._known[key]
+
+    def _sweeps(self, kind: str, seen: Seen) -> int | None:
+        """Sweeps that chunks of this kind take; None where they are refused."""
+        axis = _KINDS[kind]
+        if seen.x.shape[axis] < 2:
+            return None
+        try:
+            cut = seen.run, axis, 2, *seen.inputs
+            return cut_program(*cut, in_axes=axes_of(*cut)).sweeps
+        except ValueError as reason:
+            self.refused[f"{seen.path}, {kind} chunks"] = str(reason)
+            return None
+
+
+def _chunkings(kind: str, length: int, factor: int) -> Iterator[Choice]:
+    counts = {min(factor**i, length) for i in range(1, 6)}
+    even = {-(-length // Chunks(0, length, -(-length // k)).size) for k in counts}
+    for count in sorted(even - {1}):
+        for forward_by in ("whole", "chunks"):
+            yield Choice(kind, count, forward_by)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segment:
+    seen: Seen
+    compressor: BaseSpikeCompressor
+    work: Work
+    roofline: Roofline
+
+    def cost(self, choice: Choice, sweeps: int = 0) -> Cost:
+        done, x = self.work, size(self.seen.x)
+        y = size(jax.eval_shape(self.seen.run, *self.seen.inputs)[0])
+        packed, inside = self._packed(), done.kept + done.largest
+        forward, calls = self._seconds(), self.seen.calls
+        if choice == PLAIN:
+            cost = Cost(done.kept, done.largest, y + 2 * done.largest, 3 * forward)
+        elif choice == CURRENTS:
+            rest = max(inside - done.products, done.largest)
+            light = done.traffic / self.roofline.traffic
+            cost = Cost(
+                packed + done.products,
+                x + done.largest,
+                x + y + rest,
+                3 * forward + light,
+            )
+        elif choice == GC:
+            cost = Cost(packed, x + 2 * done.largest, x + y + inside, 4 * forward)
+        else:
+            length = self.seen.x.shape[_KINDS[choice.kind]]
+            share = -(-length // choice.chunks) / length
+            light = done.traffic / self.roofline.traffic
+            seconds = (4 + sweeps) * forward + sweeps * light
+            ahead = x + 2 * done.largest
+            if choice.forward_by == "chunks":
+                seconds += sweeps * forward
+                ahead = y + math.ceil(2 * done.largest * share)
+            cost = Cost(packed, ahead, x + y + math.ceil(inside * share), seconds)
+        return dataclasses.replace(
+            cost, saved=cost.saved * calls, seconds=cost.seconds * calls
+        )
+
+    def _packed(self) -> int:
+        payload = jax.eval_shape(self.compressor.pack, self.seen.x)
+        return sum(size(a) for a in jax.tree.leaves(payload))
+
+    def _seconds(self) -> float:
+        """Of the forward pass."""
+        products = self.work.operations / self.roofline.operations
+        return products + self.work.traffic / self.roofline.traffic
+
+
+def _together(parts: tuple[Row, ...]) -> Cost:
+    """Of a target whose parts are segments, one after the other."""
+    costs = [row.cost(GC) for row in parts]
+    before = [sum(c.saved for c in costs[:i]) for i in range(len(costs))]
+    return Cost(
+        sum(c.saved for c in costs),
+        max(b + c.forward for b, c in zip(before, costs)),
+        # What is kept is counted once, for the whole target.
+        max(b + c.saved + c.backward for b, c in zip(before, costs))
+        - sum(c.saved for c in costs),
+        sum(c.seconds for c in costs),
+    )
+
+
+def _gradients(module: nnx.Module) -> int:
+    state = jax.tree.leaves(nnx.state(module, nnx.Param))
+    return sum(size(a) for a in state if is_float(a))

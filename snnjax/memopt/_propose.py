@@ -1,0 +1,103 @@
+"""From segments to a table of costs, and from choices back to segments."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import nnx
+
+from ._apply import compressor_of
+from ._cost import Costs
+from ._measure import residual_bytes
+from ._model import modules_at
+from ._plan import PlannedSegment
+from ._survey import Seen, survey
+from ._table import PLAIN, SPLIT, Choice, Choices, Row, Table
+
+Parts = dict[str, tuple[PlannedSegment, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """What there is to choose from, and how to make segments of a choice.
+
+    Args:
+        table: of costs; rows are the targets that are called.
+        segments: of each row, the whole target as a segment.
+        parts: of each target that may be split, its parts as segments.
+        refused: (target and move, reason).
+    """
+
+    table: Table
+    segments: tuple[PlannedSegment, ...]
+    parts: Parts
+    refused: tuple[tuple[str, str], ...]
+
+    def chosen(self, choices: Choices) -> tuple[PlannedSegment, ...]:
+        """The segments of a choice for each row."""
+        pairs = zip(self.segments, choices, strict=True)
+        return tuple(s for segment, c in pairs for s in self._made(segment, c))
+
+    def _made(
+        self, segment: PlannedSegment, choice: Choice
+    ) -> Sequence[PlannedSegment]:
+        if choice == PLAIN:
+            return ()
+        if choice == SPLIT:
+            return self.parts[segment.path]
+        changed = dataclasses.replace(
+            segment,
+            currents=choice.kind == "currents",
+            cut=choice.kind if choice.kind in ("batch", "time") else None,
+            chunks=choice.chunks,
+            forward_by=choice.forward_by,
+        )
+        return (changed,)
+
+
+def propose(
+    net: nnx.Module,
+    segments: tuple[PlannedSegment, ...],
+    parts: Parts,
+    loss: Callable[..., Any],
+    batch: tuple[Any, ...],
+    held: int,
+    costs: Costs,
+) -> Proposal:
+    """The table of a model's targets.
+
+    Args:
+        net: the plain model.
+        segments: every target as a segment, in the order of the forward pass.
+        parts: of each target that may be split, its parts as segments.
+        loss, batch: of the step.
+        held: bytes of parameters, optimizer and batch.
+        costs: what works out a row.
+    """
+    inner = [part for found in parts.values() for part in found]
+    # Apart, since a part is called inside its target.
+    seen = survey(net, tuple(s.path for s in segments), loss, batch)
+    if inner:
+        seen |= survey(net, tuple(s.path for s in inner), loss, batch)
+    modules = modules_at(net, seen)
+
+    def row(segment: PlannedSegment, split: tuple[Row, ...] = ()) -> Row:
+        module = modules[segment.path]
+        compressor = compressor_of(module, segment)
+        return costs.row(seen[segment.path], compressor, module, split)
+
+    called = tuple(s for s in segments if s.path in seen)
+    rows = [row(s, _rows(parts.get(s.path, ()), seen, row)) for s in called]
+    kept = sum(r.cost(PLAIN).saved for r in rows)
+    rest = max(0, residual_bytes(loss, net, *batch) - kept)
+    table = Table(tuple(rows), held + rest)
+    return Proposal(table, called, parts, tuple(costs.refused.items()))
+
+
+def _rows(
+    parts: tuple[PlannedSegment, ...],
+    seen: dict[str, Seen],
+    row: Callable[[PlannedSegment], Row],
+) -> tuple[Row, ...]:
+    """Of a target's parts; none where one of them is not called by itself."""
+    return tuple(map(row, parts)) if all(p.path in seen for p in parts) else ()

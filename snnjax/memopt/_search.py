@@ -1,0 +1,238 @@
+"""The search: the tutorial's levels, one move at a time, and the exact optimum.
+
+`climb` is Algorithm 2 of Huang et al., ICLR 2026: at each level the segment that owns
+the peak is changed, and the change is kept if the peak falls. `fastest` and
+`smallest` solve the chain exactly, by dynamic programming over the kept bytes. Both
+see a `Table` (`_table.py`) and nothing else.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from ._table import (
+    GC,
+    PLAIN,
+    SPLIT,
+    Choice,
+    Choices,
+    Cost,
+    Estimate,
+    Table,
+    estimate,
+)
+
+Evaluate = Callable[[Choices], Estimate]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Of one stage: rounds, and candidates that a round tries; None is no limit."""
+
+    rounds: int | None = None
+    candidates: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A plan that was looked at: the stage, what was changed, and whether it stayed."""
+
+    stage: str
+    choices: Choices
+    changed: int | None
+    peak: int
+    seconds: float
+    kept: bool
+
+
+def climb(
+    table: Table, level: int, factor: int = 2, limits: Limits = Limits()
+) -> list[Trial]:
+    """The levels one after the other; the last trial that was kept is the result.
+
+    Args:
+        table: every row must offer GC, and what the level is to try.
+        level: 0 changes nothing; 1 makes every target a segment; 2 splits into parts; 3
+            cuts into chunks; 4 makes targets plain again where the peak allows.
+        factor: by which a number of chunks grows.
+        limits: of the levels 2 and 3, each.
+    """
+    evaluate = _evaluated(table)
+    wrapped = [GC if GC in row.choices else row.choices[0] for row in table.rows]
+    if not level:
+        wrapped = [PLAIN if PLAIN in r.choices else r.choices[0] for r in table.rows]
+    start = tuple(wrapped)
+    found = evaluate(start)
+    trials = [Trial("wrap", start, None, found.peak, found.seconds, True)]
+    stages = [
+        ("split", _split),
+        ("chunk", lambda t, c, i: _more_chunks(t, c, i, factor)),
+    ]
+    for number, (name, moves) in enumerate(stages, start=2):
+        if level >= number:
+            trials += _stage(name, table, evaluate, result(trials), moves, limits)
+    if level >= 4:
+        trials += _restore(table, evaluate, result(trials))
+    return trials
+
+
+def result(trials: list[Trial]) -> Choices:
+    """What was kept last."""
+    return [trial.choices for trial in trials if trial.kept][-1]
+
+
+def _evaluated(table: Table) -> Evaluate:
+    return lambda choices: estimate(table, choices)
+
+
+def _split(table: Table, choices: Choices, row: int) -> Iterator[Choice]:
+    if choices[row] == GC and SPLIT in table.rows[row].choices:
+        yield SPLIT
+
+
+def _more_chunks(
+    table: Table, choices: Choices, row: int, factor: int
+) -> Iterator[Choice]:
+    """The next number of chunks of each kind, and the forward pass in chunks too."""
+    now = choices[row]
+    for choice in table.rows[row].choices:
+        grows = choice.kind == now.kind and choice.chunks == now.chunks * factor
+        begins = now in (GC, SPLIT) and choice.chunks == factor
+        forward = now.forward_by == "whole" and choice == dataclasses.replace(
+            now, forward_by=choice.forward_by
+        )
+        same = choice.forward_by == now.forward_by
+        if (grows and same) or (begins and same) or (forward and not same):
+            yield choice
+
+
+def _stage(
+    name: str,
+    table: Table,
+    evaluate: Evaluate,
+    choices: Choices,
+    moves: Callable[[Table, Choices, int], Iterator[Choice]],
+    limits: Limits,
+) -> Iterator[Trial]:
+    """Changes the hottest target, the next where that does not help; strictly down."""
+    now, blocked, rounds = evaluate(choices), set(), 0
+    while limits.rounds is None or rounds < limits.rounds:
+        rounds += 1
+        tried = 0
+        hottest = sorted(range(len(choices)), key=lambda i: (-now.heat[i], i))
+        for row in hottest:
+            options = list(moves(table, choices, row))
+            if row in blocked or not options:
+                continue
+            if limits.candidates is not None and tried >= limits.candidates:
+                return
+            tried += 1
+            better = [(evaluate(_with(choices, row, o)), o) for o in options]
+            after, option = min(better, key=lambda b: (b[0].peak, b[0].seconds))
+            kept = after.peak < now.peak
+            new = _with(choices, row, option)
+            yield Trial(name, new, row, after.peak, after.seconds, kept)
+            if kept:
+                choices, now, blocked = new, after, set()
+                break
+            blocked.add(row)
+        else:
+            return
+
+
+def _restore(table: Table, evaluate: Evaluate, choices: Choices) -> Iterator[Trial]:
+    """Makes targets plain, the slowest first, as long as the peak does not rise."""
+    now = evaluate(choices)
+
+    def slowness(row: int) -> tuple[float, int]:
+        costs = table.rows[row]
+        gain = costs.cost(choices[row]).seconds - costs.cost(PLAIN).seconds
+        return -gain, row
+
+    plain = [i for i, row in enumerate(table.rows) if PLAIN in row.choices]
+    for row in sorted(plain, key=slowness):
+        if choices[row] == PLAIN:
+            continue
+        new = _with(choices, row, PLAIN)
+        after = evaluate(new)
+        kept = after.peak <= now.peak
+        yield Trial("restore", new, row, after.peak, after.seconds, kept)
+        if kept:
+            choices, now = new, after
+
+
+def _with(choices: Choices, row: int, choice: Choice) -> Choices:
+    return (*choices[:row], choice, *choices[row + 1 :])
+
+
+# --- the exact optimum ----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """Some rows decided: bytes kept, seconds spent, and the choices, last first."""
+
+    saved: int
+    seconds: float
+    choice: Choice | None = None
+    before: "_State | None" = None
+
+    def then(self, choice: Choice, cost: Cost) -> "_State":
+        saved, seconds = self.saved + cost.saved, self.seconds + cost.seconds
+        return _State(saved, seconds, choice, self)
+
+    def choices(self) -> Choices:
+        found, state = [], self
+        while state is not None and state.choice is not None:
+            found.append(state.choice)
+            state = state.before
+        return tuple(found[::-1])
+
+
+def fastest(table: Table, budget: int) -> Choices | None:
+    """The choices of least time whose peak is at most `budget`; None if none fit.
+
+    Exact: of states with as many rows decided, one that keeps no more and takes no
+    longer than another replaces it.
+    """
+    states = [_State(table.fixed, table.seconds)]
+    gradients = sum(row.gradients for row in table.rows)
+    for row in table.rows:
+        gradients -= row.gradients
+        reached = [
+            _State(
+                state.saved + cost.saved, state.seconds + cost.seconds, choice, state
+            )
+            for state in states
+            for choice, cost in row.costs
+            if state.saved + cost.forward <= budget
+            and state.saved + cost.saved + gradients + cost.backward <= budget
+        ]
+        states = _undominated(reached)
+    return min(states, key=lambda s: s.seconds).choices() if states else None
+
+
+def _undominated(states: list[_State]) -> list[_State]:
+    kept: list[_State] = []
+    for state in sorted(states, key=lambda s: (s.saved, s.seconds)):
+        if not kept or state.seconds < kept[-1].seconds:
+            kept.append(state)
+    return kept
+
+
+def pareto(table: Table) -> list[tuple[Choices, Estimate]]:
+    """Every best trade of peak against time, the fastest first."""
+    found: list[tuple[Choices, Estimate]] = []
+    choices = fastest(table, 2**62)
+    while choices is not None:
+        now = estimate(table, choices)
+        # A slower one with the same peak was found for a larger budget.
+        found.append((choices, now))
+        choices = fastest(table, now.peak - 1)
+    return found
+
+
+def smallest(table: Table, seconds: float) -> Choices:
+    """The choices of least peak within `seconds`, or the fastest there are."""
+    front = pareto(table)
+    within = [choices for choices, now in front if now.seconds <= seconds]
+    return within[-1] if within else front[0][0]

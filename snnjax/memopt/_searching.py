@@ -1,0 +1,253 @@
+"""The search of a plan: what it asks of the table, and what it has compiled.
+
+By `level` alone it climbs as the tutorial does; with a preset, a budget or a slowdown
+it solves the chain exactly. Either way the last word is the compiled step's.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from ._contest import Candidate, Contest
+from ._options import Options
+from ._plan import Trial
+from ._search import Trial as Climbed
+from ._search import climb, fastest, pareto, result, smallest
+from ._table import GC, PLAIN, Choices, Table, estimate
+
+
+class BudgetError(ValueError):
+    """No plan fits; the message has the smallest peak that was reached.
+
+    Args:
+        message: for people.
+        smallest: what every target became in the plan of the smallest peak.
+        peak_bytes: its measured peak.
+    """
+
+    def __init__(self, message: str, smallest: Choices, peak_bytes: int | None) -> None:
+        super().__init__(message)
+        self.smallest, self.peak_bytes = smallest, peak_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The outcome of a search.
+
+    Args:
+        choices: for each row.
+        plain_bytes, peak_bytes: measured.
+        slowdown: estimated.
+        trials: in the order in which they were looked at.
+        front: estimated (bytes, slowdown), already scaled by what was measured.
+        notes: what could not be done, and why.
+    """
+
+    choices: Choices
+    plain_bytes: int | None
+    peak_bytes: int | None
+    slowdown: float
+    trials: tuple[Trial, ...]
+    front: tuple[tuple[int, float], ...]
+    notes: tuple[str, ...]
+
+
+def search(
+    table: Table,
+    options: Options,
+    measure: Callable[[Choices], int],
+    batch_size: int | None = None,
+) -> Found:
+    """Finds what to make of each row.
+
+    Args:
+        table: of costs; each row offers PLAIN.
+        options: what is wanted.
+        measure: the peak of a whole step under some choices.
+        batch_size: samples, to say how many would fit.
+
+    Raises:
+        BudgetError: nothing fits in the budget, or not within the slowdown.
+    """
+    plain = tuple(PLAIN for _ in table.rows)
+    contest = Contest(
+        table, measure, estimate(table, plain).seconds, options.compiles + 1
+    )
+    allowed = _allowed(table, options)
+    climbed: list[Climbed] = []
+    if options.climbs:
+        climbed = climb(allowed, options.level, options.factor, options.limits)
+        winner = _best(contest, [plain, result(climbed), climbed[0].choices])
+    elif options.budget is not None:
+        winner = _within_budget(contest, allowed, options, plain, batch_size)
+    else:
+        winner = _best(contest, [plain, *_small_ones(allowed, options, contest)])
+    return _found(contest, table, winner, climbed, plain)
+
+
+def _allowed(table: Table, options: Options) -> Table:
+    """The table with what the level offers, for as many rows as may be segments."""
+    kinds = options.kinds
+    chosen = chosen_rows(table, options)
+    rows = (
+        row.only(kinds) if i in chosen else row.only(("plain",))
+        for i, row in enumerate(table.rows)
+    )
+    return dataclasses.replace(table, rows=tuple(rows))
+
+
+def chosen_rows(table: Table, options: Options) -> set[int]:
+    """The rows that may become segments: those that save most for a second."""
+
+    def worth(i: int) -> tuple[float, int]:
+        plain, gc = (table.rows[i].cost(c) for c in (PLAIN, GC))
+        extra = max(gc.seconds - plain.seconds, 1e-12)
+        return -(plain.saved - gc.saved) / extra, i
+
+    ranked = sorted(range(len(table.rows)), key=worth)
+    return set(ranked[: options.most_of(len(ranked))])
+
+
+def _small_ones(table: Table, options: Options, contest: Contest) -> list[Choices]:
+    """The plans of smallest peak within the slowdown, the smallest first."""
+    limit = math.inf if options.max_slowdown is None else options.max_slowdown
+    seconds = limit * contest.plain_seconds
+    front = pareto(table)
+    within = [choices for choices, now in front if now.seconds <= seconds]
+    return (within or [front[0][0]])[::-1]
+
+
+def _best(contest: Contest, proposals: Sequence[Choices]) -> Candidate:
+    """The smallest measured; the plain step is there to compare with."""
+    plain, *others = proposals
+    contest.run([plain, *others])
+    best = contest.smallest(but=plain) or contest.smallest()
+    if best is None:
+        raise contest.failure()
+    return best
+
+
+def _within_budget(
+    contest: Contest,
+    table: Table,
+    options: Options,
+    plain: Choices,
+    batch_size: int | None,
+) -> Candidate:
+    budget = options.budget or 0
+    if table.fixed > budget:
+        raise BudgetError(
+            f"`budget` is {_mib(budget)}, but parameters, optimizer and batch alone "
+            f"take {_mib(table.fixed)}; no plan saves those.",
+            plain,
+            None,
+        )
+    if all(PLAIN in row.choices for row in table.rows):
+        first = fastest(table, contest.scaled(budget))
+        contest.run([plain, first] if first else [plain])
+    while contest.left > 0:
+        wanted = fastest(table, contest.scaled(budget)) or smallest(table, math.inf)
+        if wanted in contest.tried:
+            fits = contest.fastest_within(budget)
+            if fits is not None or wanted == smallest(table, math.inf):
+                break
+            wanted = smallest(table, math.inf)
+        contest.run([wanted])
+    fits = contest.fastest_within(budget)
+    if fits is None:
+        raise _too_small(contest, table, budget, batch_size)
+    limit = options.max_slowdown
+    if limit is not None and fits.slowdown > limit:
+        raise BudgetError(
+            f"`budget` is {_mib(budget)} and `max_slowdown` {limit:g}; the fastest "
+            f"plan that fits takes {fits.slowdown:.2f} times as long as plain "
+            "(estimated). Raise one of them.",
+            fits.choices,
+            fits.peak,
+        )
+    return fits
+
+
+def _too_small(
+    contest: Contest, table: Table, budget: int, batch_size: int | None
+) -> Exception:
+    best = contest.smallest()
+    if best is None or best.peak is None:
+        return contest.failure()
+    moving = best.peak - table.fixed
+    share = max(budget - table.fixed, 0) / max(moving, 1)
+    fits = ""
+    if batch_size is not None:
+        most = int(batch_size * share)
+        fits = f" A batch of about {most} (of {batch_size}) would fit, by estimate."
+    return BudgetError(
+        f"`budget` is {_mib(budget)}; the smallest peak that was reached is "
+        f"{_mib(best.peak)}, with {in_words(best.choices)}.{fits}",
+        best.choices,
+        best.peak,
+    )
+
+
+def _found(
+    contest: Contest,
+    table: Table,
+    winner: Candidate,
+    climbed: list[Climbed],
+    plain: Choices,
+) -> Found:
+    scale, seconds = contest.scale, contest.plain_seconds
+
+    def measured_like(peak: int) -> int:
+        return table.fixed + int((peak - table.fixed) * scale)
+
+    trials = [
+        Trial(
+            t.stage,
+            None if t.changed is None else table.rows[t.changed].path,
+            tuple(map(str, t.choices)),
+            measured_like(t.peak),
+            t.seconds / seconds,
+            False,
+            "the peak falls" if t.kept else "no better",
+        )
+        for t in climbed
+    ]
+    trials += [_trial(c, winner) for c in contest.tried.values()]
+    front = [(measured_like(e.peak), e.seconds / seconds) for _, e in pareto(table)]
+    before = contest.tried.get(plain)
+    notes = ("interrupted: the best plan so far",) if contest.interrupted else ()
+    return Found(
+        winner.choices,
+        None if before is None else before.peak,
+        winner.peak,
+        winner.slowdown,
+        tuple(trials),
+        tuple(front),
+        notes,
+    )
+
+
+def _trial(candidate: Candidate, winner: Candidate) -> Trial:
+    verdict = candidate.why or "measured, and lost"
+    if candidate is winner:
+        verdict = "taken"
+    return Trial(
+        "candidate",
+        None,
+        tuple(map(str, candidate.choices)),
+        candidate.peak,
+        candidate.slowdown,
+        True,
+        verdict,
+    )
+
+
+def in_words(choices: Choices) -> str:
+    """Choices with repetitions counted: "gc, batch 8 x3, plain x2"."""
+    groups = [(str(c), len(list(g))) for c, g in itertools.groupby(choices)]
+    return ", ".join(name + (f" x{n}" if n > 1 else "") for name, n in groups)
+
+
+def _mib(n: int) -> str:
+    return f"{n / 2**20:.1f} MiB"
