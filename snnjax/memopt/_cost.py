@@ -25,6 +25,7 @@ from ._table import CURRENTS, GC, PLAIN, SPLIT, Choice, Cost, Row
 from ._work import Work, size, work
 
 _KINDS = {"batch": BATCH, "time": TIME}
+_PER_DOUBLING = 0.03
 # Of a CPU core nothing is known; only the ratio of the two matters, and little.
 _CPU_FLOPS, _CPU_BANDWIDTH = 1.5e11, 1.5e10
 
@@ -44,6 +45,14 @@ class Roofline:
         return cls(spec.tf32_flops or spec.fp32_flops, spec.memory_bandwidth)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """What a cut takes: sweeps for its totals, and bytes of states kept a chunk."""
+
+    sweeps: int = 0
+    state: int = 0
+
+
 class Costs:
     """Makes rows; targets alike in all shapes are worked out once.
 
@@ -55,7 +64,7 @@ class Costs:
 
     def __init__(self, roofline: Roofline, factor: int, kinds: tuple[str, ...]) -> None:
         self._roofline, self._factor, self._kinds = roofline, factor, kinds
-        self._known: dict[Any, tuple[Work, dict[str, int | None]]] = {}
+        self._known: dict[Any, tuple[Work, dict[str, Cut | None]]] = {}
         self.refused: dict[str, str] = {}
 
     def row(
@@ -73,13 +82,13 @@ class Costs:
             module: the target.
             parts: rows of its parts, if it may be split.
         """
-        done, sweeps = self._worked_out(seen, module)
+        done, cuts = self._worked_out(seen, module)
         one = _Segment(seen, compressor, done, self._roofline)
         costs = [(choice, one.cost(choice)) for choice in (PLAIN, GC, CURRENTS)]
         if parts:
             costs.append((SPLIT, _together(parts)))
         for kind, axis in _KINDS.items():
-            found = sweeps.get(kind)
+            found = cuts.get(kind)
             if found is not None:
                 choices = _chunkings(kind, seen.x.shape[axis], self._factor)
                 costs += [(c, one.cost(c, found)) for c in choices]
@@ -87,25 +96,26 @@ class Costs:
 
     def _worked_out(
         self, seen: Seen, module: nnx.Module
-    ) -> tuple[Work, dict[str, int | None]]:
+    ) -> tuple[Work, dict[str, Cut | None]]:
         shapes = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(seen.inputs)]
         key = type(module), nnx.graphdef(module), tuple(shapes)
         if key not in self._known:
-            sweeps = {k: self._sweeps(k, seen) for k in _KINDS if k in self._kinds}
-            self._known[key] = work(seen.run, *seen.inputs), sweeps
+            cuts = {k: self._cut(k, seen) for k in _KINDS if k in self._kinds}
+            self._known[key] = work(seen.run, *seen.inputs), cuts
         return self._known[key]
 
-    def _sweeps(self, kind: str, seen: Seen) -> int | None:
-        """Sweeps that chunks of this kind take; None where they are refused."""
+    def _cut(self, kind: str, seen: Seen) -> Cut | None:
+        """What chunks of this kind take; None where they are refused."""
         axis = _KINDS[kind]
         if seen.x.shape[axis] < 2:
             return None
         try:
             cut = seen.run, axis, 2, *seen.inputs
-            return cut_program(*cut, in_axes=axes_of(*cut)).sweeps
+            program = cut_program(*cut, in_axes=axes_of(*cut))
         except ValueError as reason:
             self.refused[f"{seen.path}, {kind} chunks"] = str(reason)
             return None
+        return Cut(program.sweeps, sum(map(size, program.states)))
 
 
 def _chunkings(kind: str, length: int, factor: int) -> Iterator[Choice]:
@@ -123,46 +133,54 @@ class _Segment:
     work: Work
     roofline: Roofline
 
-    def cost(self, choice: Choice, sweeps: int = 0) -> Cost:
+    def cost(self, choice: Choice, cut: Cut = Cut()) -> Cost:
+        cost = self._bytes(choice, cut)
+        calls = self.seen.calls
+        seconds = self._seconds(choice, cut)
+        return Cost(cost[0] * calls, *cost[1:], seconds * calls)
+
+    def _bytes(self, choice: Choice, cut: Cut) -> tuple[int, int, int]:
+        """Kept, alive forward, alive backward."""
         done, x = self.work, size(self.seen.x)
         y = size(jax.eval_shape(self.seen.run, *self.seen.inputs)[0])
-        packed, inside = self._packed(), done.kept + done.largest
-        forward, calls = self._seconds(), self.seen.calls
+        kept, ahead, inside = self._packed(), x + 2 * done.largest, done.kept
         if choice == PLAIN:
-            cost = Cost(done.kept, done.largest, y + 2 * done.largest, 3 * forward)
-        elif choice == CURRENTS:
-            rest = max(inside - done.products, done.largest)
-            light = done.traffic / self.roofline.traffic
-            cost = Cost(
-                packed + done.products,
-                x + done.largest,
-                x + y + rest,
-                3 * forward + light,
-            )
-        elif choice == GC:
-            cost = Cost(packed, x + 2 * done.largest, x + y + inside, 4 * forward)
-        else:
-            length = self.seen.x.shape[_KINDS[choice.kind]]
-            share = -(-length // choice.chunks) / length
-            light = done.traffic / self.roofline.traffic
-            seconds = (4 + sweeps) * forward + sweeps * light
-            ahead = x + 2 * done.largest
-            if choice.forward_by == "chunks":
-                seconds += sweeps * forward
-                ahead = y + math.ceil(2 * done.largest * share)
-            cost = Cost(packed, ahead, x + y + math.ceil(inside * share), seconds)
-        return dataclasses.replace(
-            cost, saved=cost.saved * calls, seconds=cost.seconds * calls
-        )
+            return done.kept, done.largest, y + 2 * done.largest
+        if choice == CURRENTS:
+            left = max(inside - done.products, 0) + done.largest
+            return kept + done.products, x + done.largest, x + y + left
+        if choice == GC:
+            return kept, ahead, x + y + inside + done.largest
+        length = self.seen.x.shape[_KINDS[choice.kind]]
+        share = -(-length // choice.chunks) / length
+        if choice.forward_by == "chunks":
+            ahead = y + math.ceil(2 * done.largest * share)
+        back = x + y + math.ceil((inside + done.largest) * share)
+        return kept + choice.chunks * cut.state, ahead, back
+
+    def _seconds(self, choice: Choice, cut: Cut) -> float:
+        """Of a step: the forward pass, a backward pass, and what is done again.
+
+        A backward pass is two products for each one, and moves three times the bytes:
+        it reads the cotangent and what was kept, and writes both back. A sweep is a
+        forward pass; sums are half of one, their products and half of the bytes.
+        """
+        products = self.work.operations / self.roofline.operations
+        moved = self.work.traffic / self.roofline.traffic
+        forward, plain, sums = products + moved, 3 * products + 4 * moved, moved / 2
+        if choice == PLAIN:
+            return plain
+        if choice == CURRENTS:
+            return plain + moved
+        again = forward * (1 + cut.sweeps)
+        if choice.forward_by == "chunks":
+            again += (products + sums) * cut.sweeps
+        # More chunks are more and smaller kernels.
+        return plain + again * (1 + _PER_DOUBLING * math.log2(max(choice.chunks, 1)))
 
     def _packed(self) -> int:
         payload = jax.eval_shape(self.compressor.pack, self.seen.x)
         return sum(size(a) for a in jax.tree.leaves(payload))
-
-    def _seconds(self) -> float:
-        """Of the forward pass."""
-        products = self.work.operations / self.roofline.operations
-        return products + self.work.traffic / self.roofline.traffic
 
 
 def _together(parts: tuple[Row, ...]) -> Cost:

@@ -33,7 +33,7 @@ class Program:
         inputs: abstract; `layouts` says where they are cut.
         structure, output: of the arguments after the first, and of the results.
         results, shapes: what each result is; abstract.
-        totals: abstract.
+        totals, states: abstract; states of loops over time, at the start of a chunk.
         sweeps: over the chunks that they take.
     """
 
@@ -46,6 +46,7 @@ class Program:
     results: tuple[Value, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     totals: tuple[jax.ShapeDtypeStruct, ...]
+    states: tuple[jax.ShapeDtypeStruct, ...]
     sweeps: int
 
     def whole(self, inputs: list[Array]) -> tuple[Any, list[Any], States]:
@@ -115,6 +116,7 @@ def trace_program(
         tuple(v.bare for v in results),
         tuple(jax.tree.leaves(traced[0][1])),
         tuple(run.shapes),
+        tuple(run.states),
         max(run.depths, default=0),
     )
 

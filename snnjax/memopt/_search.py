@@ -236,3 +236,40 @@ def smallest(table: Table, seconds: float) -> Choices:
     front = pareto(table)
     within = [choices for choices, now in front if now.seconds <= seconds]
     return within[-1] if within else front[0][0]
+
+
+def tightened(table: Table, choices: Choices, seconds: float) -> Choices:
+    """Choices that hold less in some rows, within the time; the peak does not rise.
+
+    The table is a model. Where time is left, it buys room for its errors: the hottest
+    rows first, the cheapest step down for each.
+    """
+    while True:
+        now = estimate(table, choices)
+        hottest = sorted(range(len(choices)), key=lambda i: (-now.heat[i], i))
+        for row in hottest:
+            step = _step_down(table, choices, row)
+            if step is None:
+                continue
+            new = _with(choices, row, step)
+            after = estimate(table, new)
+            if after.seconds <= seconds and after.peak <= now.peak:
+                choices = new
+                break
+        else:
+            return choices
+
+
+def _step_down(table: Table, choices: Choices, row: int) -> Choice | None:
+    """The choice of least time that keeps and holds no more, and holds less."""
+    now = table.rows[row].cost(choices[row])
+
+    def holds(cost: Cost) -> tuple[int, int]:
+        return max(cost.forward, cost.backward), cost.forward + cost.backward
+
+    less = [
+        (cost.seconds, *holds(cost), choice)
+        for choice, cost in table.rows[row].costs
+        if cost.saved <= now.saved and holds(cost) < holds(now)
+    ]
+    return min(less, key=lambda c: c[:3])[-1] if less else None

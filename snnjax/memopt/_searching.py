@@ -13,7 +13,7 @@ from ._contest import Candidate, Contest
 from ._options import Options
 from ._plan import Trial
 from ._search import Trial as Climbed
-from ._search import climb, fastest, pareto, result, smallest
+from ._search import climb, fastest, pareto, result, smallest, tightened
 from ._table import GC, PLAIN, Choices, Table, estimate
 
 
@@ -115,7 +115,8 @@ def _small_ones(table: Table, options: Options, contest: Contest) -> list[Choice
     seconds = limit * contest.plain_seconds
     front = pareto(table)
     within = [choices for choices, now in front if now.seconds <= seconds]
-    return (within or [front[0][0]])[::-1]
+    small = (within or [front[0][0]])[::-1]
+    return [c for s in small for c in (tightened(table, s, seconds), s)]
 
 
 def _best(contest: Contest, proposals: Sequence[Choices]) -> Candidate:

@@ -92,7 +92,7 @@ class Run:
         starts: per loop over time its states before each even chunk.
         inits, ends: per loop over time its first states, and its last ones.
         nexts: per loop over time its states after the chunk.
-        depths, shapes: of each total.
+        depths, shapes: of each total; `states` are the shapes of all states.
         sealed: nothing may be taken apart: the equations are those of a unit.
         derivative: they are those of a derivative.
         trust: derivatives need no proof.
@@ -110,6 +110,7 @@ class Run:
     found: list[Any] = dataclasses.field(default_factory=list)
     depths: list[int] = dataclasses.field(default_factory=list)
     shapes: list[Any] = dataclasses.field(default_factory=list)
+    states: list[Any] = dataclasses.field(default_factory=list)
     starts: list[Any] = dataclasses.field(default_factory=list)
     inits: list[Any] = dataclasses.field(default_factory=list)
     nexts: list[Any] = dataclasses.field(default_factory=list)
@@ -439,6 +440,7 @@ class Run:
         operands[carried] = carry or [None] * len(values[carried])
         n = len(operands[carried])
         after, pieces = _states(eqns[0], n, _bind(self._own(eqns), operands))
+        self.states += [abstract(v) for v in eqns[0].invars[carried]]
         inits = [v.full for v in values[carried]]
         self.inits.append(inits)
         self.nexts.append(after)

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from .. import _marks
+from ._axis_rules import ELEMENTWISE
 from ._jaxpr import is_float, is_literal
 
 _SAME = ("reshape", "squeeze", "copy", "stop_gradient", "name")
@@ -23,7 +25,7 @@ class Work:
 
     Args:
         operations: floating, of convolutions and matrix products.
-        traffic: bytes written.
+        traffic: bytes read and written, elementwise steps taken for fused.
         products: bytes of the results of convolutions and matrix products.
         largest: bytes of the largest floating array.
         kept: bytes that the backward pass of the plain function keeps, its arguments
@@ -42,10 +44,12 @@ def work(f: Callable[..., Any], *args: Any) -> Work:
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
     equations = list(_equations(jaxpr, 1))
     products = [(e, n) for e, n in equations if e.primitive.name in _PRODUCTS]
-    sizes = [size(v.aval) for e in jaxpr.eqns for v in e.outvars if is_float(v.aval)]
+    floats = [(e, v) for e in jaxpr.eqns for v in e.outvars if is_float(v.aval)]
+    sizes = [size(v.aval) for _, v in floats]
+    written = [size(v.aval) for e, v in floats if not _is_fused(e)]
     return Work(
         operations=sum(n * _operations(e) for e, n in products),
-        traffic=sum(sizes),
+        traffic=2 * sum(written),
         products=sum(n * size(e.outvars[0].aval) for e, n in products),
         largest=max(sizes, default=0),
         kept=_kept(f, *args),
@@ -69,6 +73,12 @@ def _equations(jaxpr: Any, times: int) -> Any:
                 body = getattr(sub, "jaxpr", sub)
                 if hasattr(body, "eqns"):
                     yield from _equations(body, inner)
+
+
+def _is_fused(eqn: Any) -> bool:
+    name = eqn.primitive.name
+    marked = eqn.params.get("name") == _marks.ELEMENTWISE
+    return marked or name in ELEMENTWISE or name in _SAME or name == "broadcast_in_dim"
 
 
 def _operations(eqn: Any) -> float:
