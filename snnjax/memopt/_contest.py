@@ -65,6 +65,8 @@ class Contest:
                 self.tried[choices] = future.result()
         except KeyboardInterrupt:  # the best so far is what one gets
             self.interrupted, self.left = True, 0
+            done = {c: f for c, f in futures.items() if f.done() and not f.exception()}
+            self.tried |= {choices: f.result() for choices, f in done.items()}
             if not any(c.peak for c in self.tried.values()):
                 raise
         finally:
@@ -72,11 +74,15 @@ class Contest:
         return [self.tried[c] for c in dict.fromkeys(proposals) if c in self.tried]
 
     def _one(self, choices: Choices) -> Candidate:
-        slowdown = estimate(self.table, choices).seconds / self.plain_seconds
+        slowdown = self.slowdown(estimate(self.table, choices).seconds)
         try:
             return Candidate(choices, self._measure(choices), slowdown)
         except Exception as error:  # counts as infinitely large; the search goes on
             return Candidate(choices, None, slowdown, f"not compiled: {error}"[:300])
+
+    def slowdown(self, seconds: float) -> float:
+        """Seconds over plain's."""
+        return seconds / self.plain_seconds if self.plain_seconds else 1.0
 
     @property
     def scale(self) -> float:

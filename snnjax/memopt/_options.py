@@ -7,6 +7,7 @@ at a time, as the tutorial of SpikingJelly does.
 
 import dataclasses
 import math
+import numbers
 import re
 from typing import Any, TypedDict
 
@@ -64,7 +65,7 @@ class Search(TypedDict, total=False):
     max_split_rounds: int | None
     max_candidates_per_round: int | None
     allow_expensive_profiling: bool | None
-    temporal_split_factor: int
+    temporal_split_factor: int | None
     budget: str | int | float | None
     max_slowdown: float | None
 
@@ -81,6 +82,7 @@ class Options:
         max_slowdown: of the estimated time over plain's.
         compiles: whole steps to compile beside the plain one.
         ratio, most: share and number of targets that may become segments; None is all.
+        lenient: whether `max_slowdown` is a preset's, kept where it can be.
         rounds, candidates: limits of a stage of the climb.
         factor: by which numbers of chunks grow.
         notes: what was not done as asked, and why.
@@ -94,6 +96,7 @@ class Options:
     climbs: bool = True
     budget: int | None = None
     max_slowdown: float | None = None
+    lenient: bool = False
     compiles: int = 1
     ratio: float | None = None
     most: int | None = None
@@ -119,13 +122,16 @@ class Options:
             return most
         if self.ratio == 0:
             return 0
-        return min(most, max(1, math.ceil(targets * self.ratio)))
+        share = math.ceil(round(targets * self.ratio, 9))  # 0.07 of 100 is 7
+        return min(most, max(1, share))
 
     @property
     def searches(self) -> bool:
         """Whether there is anything to choose."""
         limited = self.most is not None or self.ratio is not None
-        return self.level > 1 or (self.level == 1 and limited)
+        asks_for_time = self.max_slowdown is not None and not self.lenient
+        wants = self.budget is not None or asks_for_time
+        return self.level > 1 or wants or (self.level == 1 and limited)
 
 
 def resolve(
@@ -159,6 +165,7 @@ def resolve(
     _one_of("prefer", prefer, PREFER)
     _one_of("checkpoint_budget", checkpoint_budget, BUDGETS)
     _check_level(level)
+    _flag("allow_expensive_profiling", allow_expensive_profiling)
     _whole("max_gc_wrapped_modules", max_gc_wrapped_modules, 0)
     _whole("max_split_rounds", max_split_rounds, 0)
     _whole("max_candidates_per_round", max_candidates_per_round, 0)
@@ -175,28 +182,41 @@ def resolve(
     asked = level if level is not None else preset.level if preset else None
     asked = (4 if wants else 1) if asked is None else asked
     done, notes = _without_batch(asked, level, preset, wants, has_batch)
+    lenient = max_slowdown is None
     if preset is not None and max_slowdown is None and budget is None:
         max_slowdown = preset.max_slowdown
     knobs = max_gc_wrapped_modules is None and gc_target_budget_ratio is None
     ratio = BUDGETS[share] if share and knobs else gc_target_budget_ratio
     compiles = preset.compiles if preset else 4 if wants else 2
+    climbs = preset is None and not wants
+    if not climbs and max_candidates_per_round is not None:
+        compiles = max_candidates_per_round
+        notes += (
+            f"`max_candidates_per_round`: {compiles} whole steps at most were compiled",
+        )
     if allow_expensive_profiling is False:
         compiles = 1
+    if not climbs and max_split_rounds is not None:
+        notes += (
+            "`max_split_rounds` is of the climb by `level` alone; with a profile, a "
+            "budget or a slowdown the search is exact and has no rounds",
+        )
     return Options(
         profile=profile,
         prefer=prefer,
         checkpoint_budget=share,
         requested_level=level if level is not None else asked,
         level=done,
-        climbs=preset is None and not wants,
+        climbs=climbs,
         budget=_bytes(budget, device_bytes),
         max_slowdown=max_slowdown,
+        lenient=lenient,
         compiles=compiles,
         ratio=ratio,
         most=max_gc_wrapped_modules,
         rounds=max_split_rounds,
         candidates=max_candidates_per_round,
-        factor=temporal_split_factor,
+        factor=temporal_split_factor or 2,
         notes=notes,
     )
 
@@ -219,7 +239,7 @@ def _without_batch(
 
 
 def _one_of(name: str, value: Any, allowed: Any) -> None:
-    if value is not None and value not in allowed:
+    if value is not None and (not isinstance(value, str) or value not in allowed):
         names = ", ".join(map(repr, allowed))
         raise ValueError(f"`{name}` is {value!r}; allowed are {names} and None.")
 
@@ -234,6 +254,11 @@ def _whole(name: str, value: Any, least: int) -> None:
         raise ValueError(
             f"`{name}` is {value!r}; allowed are whole numbers from {least}, and None."
         )
+
+
+def _flag(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"`{name}` is {value!r}; allowed are True, False and None.")
 
 
 def _number(name: str, value: Any, least: float) -> None:
@@ -259,6 +284,8 @@ def _bytes(budget: Any, device_bytes: int | None) -> int | None:
             budget = int(float(found[1]) * unit)
     elif isinstance(budget, float) and 0 < budget <= 1 and device_bytes:
         budget = int(budget * device_bytes)
+    if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
+        budget = int(budget)
     if type(budget) is not int or budget < 1:
         raise ValueError(
             f'`budget` is {budget!r}; allowed are "6GiB" or "300 MB", a whole number '

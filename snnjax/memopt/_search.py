@@ -93,16 +93,24 @@ def _more_chunks(
     table: Table, choices: Choices, row: int, factor: int
 ) -> Iterator[Choice]:
     """The next number of chunks of each kind, and the forward pass in chunks too."""
-    now = choices[row]
-    for choice in table.rows[row].choices:
-        grows = choice.kind == now.kind and choice.chunks == now.chunks * factor
-        begins = now in (GC, SPLIT) and choice.chunks == factor
-        forward = now.forward_by == "whole" and choice == dataclasses.replace(
-            now, forward_by=choice.forward_by
-        )
-        same = choice.forward_by == now.forward_by
-        if (grows and same) or (begins and same) or (forward and not same):
-            yield choice
+    now, offered = choices[row], table.rows[row].choices
+    begins = now in (GC, SPLIT)
+    for kind in ("batch", "time") if begins else (now.kind,):
+        more = [
+            c
+            for c in offered
+            if (c.kind, c.forward_by) == (kind, now.forward_by)
+            and c.chunks >= (factor if begins else now.chunks * factor)
+        ]
+        largest = [c for c in offered if c.kind == kind and c.chunks > now.chunks]
+        alike = [c for c in largest if c.forward_by == now.forward_by]
+        yield from sorted(more or alike, key=lambda c: c.chunks)[:1]
+    yield from (
+        c
+        for c in offered
+        if (c.kind, c.chunks) == (now.kind, now.chunks)
+        and c.forward_by != now.forward_by == "whole"
+    )
 
 
 def _stage(
@@ -194,6 +202,8 @@ def fastest(table: Table, budget: int) -> Choices | None:
     Exact: of states with as many rows decided, one that keeps no more and takes no
     longer than another replaces it.
     """
+    if table.fixed > budget:
+        return None
     states = [_State(table.fixed, table.seconds)]
     gradients = sum(row.gradients for row in table.rows)
     for row in table.rows:
@@ -225,7 +235,8 @@ def pareto(table: Table) -> list[tuple[Choices, Estimate]]:
     choices = fastest(table, 2**62)
     while choices is not None:
         now = estimate(table, choices)
-        # A slower one with the same peak was found for a larger budget.
+        if found and now.seconds <= found[-1][1].seconds:  # of equals the smallest
+            found.pop()
         found.append((choices, now))
         choices = fastest(table, now.peak - 1)
     return found

@@ -82,7 +82,10 @@ def search(
     elif options.budget is not None:
         winner = _within_budget(contest, allowed, options, plain, batch_size)
     else:
-        winner = _best(contest, [plain, *_small_ones(allowed, options, contest)])
+        contest.run([plain, *_small_ones(allowed, options, contest)])
+        winner = contest.smallest()
+    if winner is None:
+        raise contest.failure()
     return _found(contest, table, winner, climbed, plain)
 
 
@@ -115,18 +118,24 @@ def _small_ones(table: Table, options: Options, contest: Contest) -> list[Choice
     seconds = limit * contest.plain_seconds
     front = pareto(table)
     within = [choices for choices, now in front if now.seconds <= seconds]
+    if not within and not options.lenient:
+        choices, now = front[0]
+        raise BudgetError(
+            f"`max_slowdown` is {limit:g}; at level {options.level} the fastest plan, "
+            f"{in_words(choices)}, takes {contest.slowdown(now.seconds):.2f} times as "
+            "long as plain (estimated). Raise it, or allow level 4.",
+            choices,
+            None,
+        )
     small = (within or [front[0][0]])[::-1]
     return [c for s in small for c in (tightened(table, s, seconds), s)]
 
 
-def _best(contest: Contest, proposals: Sequence[Choices]) -> Candidate:
+def _best(contest: Contest, proposals: Sequence[Choices]) -> Candidate | None:
     """The smallest measured; the plain step is there to compare with."""
     plain, *others = proposals
     contest.run([plain, *others])
-    best = contest.smallest(but=plain) or contest.smallest()
-    if best is None:
-        raise contest.failure()
-    return best
+    return contest.smallest(but=plain) or contest.smallest()
 
 
 def _within_budget(
@@ -135,7 +144,7 @@ def _within_budget(
     options: Options,
     plain: Choices,
     batch_size: int | None,
-) -> Candidate:
+) -> Candidate | None:
     budget = options.budget or 0
     if table.fixed > budget:
         raise BudgetError(
@@ -144,30 +153,49 @@ def _within_budget(
             plain,
             None,
         )
-    if all(PLAIN in row.choices for row in table.rows):
-        first = fastest(table, contest.scaled(budget))
-        contest.run([plain, first] if first else [plain])
+    first = fastest(table, contest.scaled(budget))
+    contest.run([plain, *([first] if first else [])])
     while contest.left > 0:
-        wanted = fastest(table, contest.scaled(budget)) or smallest(table, math.inf)
-        if wanted in contest.tried:
-            fits = contest.fastest_within(budget)
-            if fits is not None or wanted == smallest(table, math.inf):
-                break
-            wanted = smallest(table, math.inf)
+        wanted = _untried(contest, table, budget)
+        if wanted is None:
+            break
         contest.run([wanted])
     fits = contest.fastest_within(budget)
+    if fits is None and not contest.interrupted:
+        least = tightened(table, smallest(table, math.inf), math.inf)
+        contest.left = max(contest.left, 1)  # nothing is refused untried
+        contest.run([least])
+        fits = contest.fastest_within(budget)
+    if contest.interrupted:
+        return fits or contest.smallest()
     if fits is None:
         raise _too_small(contest, table, budget, batch_size)
+    _check_time(fits, options)
+    return fits
+
+
+def _untried(contest: Contest, table: Table, budget: int) -> Choices | None:
+    """The fastest plan to compile next, faster than what fits already."""
+    limit, fits = contest.scaled(budget), contest.fastest_within(budget)
+    wanted = fastest(table, limit)
+    while wanted is not None and wanted in contest.tried:
+        wanted = fastest(table, estimate(table, wanted).peak - 1)
+    if wanted is None or fits is None:
+        return wanted
+    seconds = estimate(table, wanted).seconds
+    return wanted if contest.slowdown(seconds) < fits.slowdown else None
+
+
+def _check_time(fits: Candidate, options: Options) -> None:
     limit = options.max_slowdown
-    if limit is not None and fits.slowdown > limit:
+    if limit is not None and not options.lenient and fits.slowdown > limit:
         raise BudgetError(
-            f"`budget` is {_mib(budget)} and `max_slowdown` {limit:g}; the fastest "
-            f"plan that fits takes {fits.slowdown:.2f} times as long as plain "
-            "(estimated). Raise one of them.",
+            f"`budget` is {_mib(options.budget or 0)} and `max_slowdown` {limit:g}; "
+            f"the fastest plan that fits takes {fits.slowdown:.2f} times as long as "
+            "plain (estimated). Raise one of them.",
             fits.choices,
             fits.peak,
         )
-    return fits
 
 
 def _too_small(
@@ -197,7 +225,7 @@ def _found(
     climbed: list[Climbed],
     plain: Choices,
 ) -> Found:
-    scale, seconds = contest.scale, contest.plain_seconds
+    scale = contest.scale
 
     def measured_like(peak: int) -> int:
         return table.fixed + int((peak - table.fixed) * scale)
@@ -208,25 +236,42 @@ def _found(
             None if t.changed is None else table.rows[t.changed].path,
             tuple(map(str, t.choices)),
             measured_like(t.peak),
-            t.seconds / seconds,
+            contest.slowdown(t.seconds),
             False,
-            "the peak falls" if t.kept else "no better",
+            _verdict(t, before),
         )
-        for t in climbed
+        for t, before in zip(climbed, _bars(climbed))
     ]
     trials += [_trial(c, winner) for c in contest.tried.values()]
-    front = [(measured_like(e.peak), e.seconds / seconds) for _, e in pareto(table)]
-    before = contest.tried.get(plain)
+    front = [
+        (measured_like(e.peak), contest.slowdown(e.seconds)) for _, e in pareto(table)
+    ]
+    measured = contest.tried.get(plain)
     notes = ("interrupted: the best plan so far",) if contest.interrupted else ()
     return Found(
         winner.choices,
-        None if before is None else before.peak,
+        None if measured is None else measured.peak,
         winner.peak,
         winner.slowdown,
         tuple(trials),
         tuple(front),
         notes,
     )
+
+
+def _bars(climbed: list[Climbed]) -> list[int]:
+    """For each trial the peak that it had to beat."""
+    bars, now = [], 2**62
+    for trial in climbed:
+        bars.append(now)
+        now = trial.peak if trial.kept else now
+    return bars
+
+
+def _verdict(trial: Climbed, bar: int) -> str:
+    if not trial.kept:
+        return "no better"
+    return "the peak falls" if trial.peak < bar else "the peak does not rise"
 
 
 def _trial(candidate: Candidate, winner: Candidate) -> Trial:

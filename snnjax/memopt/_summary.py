@@ -215,13 +215,13 @@ def _lines(plan: Plan) -> list[str]:
     for trial in plan.trials:
         peak = "not compiled" if trial.peak_bytes is None else _mib(trial.peak_bytes)
         if trial.changed is not None and before is not None:
-            done = "successfully" if trial.verdict == "the peak falls" else "not"
+            done = "not" if trial.verdict == "no better" else "successfully"
             change = f"{_mib(before)} -> {peak}, estimated"
             what = f"{done} {_PAST[trial.stage]}"
             lines.append(f"net's {trial.changed}: {what} ({change})")
         elif trial.measured:
             lines.append(f"candidate: {peak}, {trial.slowdown:.2f}x, {trial.verdict}")
-        if trial.verdict == "the peak falls":
+        if not trial.measured and trial.verdict != "no better":
             before = trial.peak_bytes
     return lines
 

@@ -1,6 +1,10 @@
 """The planner's search on invented cost tables: no jax, no compiler."""
 
 import itertools
+import math
+import os
+import threading
+import time
 import zlib
 
 import pytest
@@ -255,16 +259,6 @@ def test_ties_go_to_the_first_and_two_that_are_equally_hot_block_each_other():
     ]
 
 
-BLOCKED = Table(
-    (
-        # `a` is hottest but its split is no better as long as `b` is whole, since
-        # what it keeps then weighs on `b`.
-        row("a", gc=(0, 0, 100, 1.0), split=(20, 0, 40, 1.0)),
-        row("b", gc=(0, 0, 90, 1.0), split=(0, 0, 30, 1.0), b2=(0, 0, 20, 1.0)),
-    )
-)
-
-
 def test_success_clears_what_was_blocked():
     table = Table(
         (
@@ -277,15 +271,7 @@ def test_success_clears_what_was_blocked():
         ("split", (SPLIT, GC), 0, 120, False),
         ("split", (GC, SPLIT), 1, 100, False),
     ]
-    table = Table(
-        (
-            row("a", gc=(0, 0, 90, 1.0), split=(20, 0, 40, 1.0)),
-            row("b", gc=(0, 100, 85, 1.0), split=(0, 101, 30, 1.0)),
-            row("c", gc=(0, 0, 10, 1.0)),
-        )
-    )
-    assert [t.kept for t in climb(table, 2)] == [True, False, False]
-    # c is hottest and cannot; b does not help; a helps; b is asked again, and helps.
+    # b does not help; a does; b is asked again.
     table = Table(
         (
             row("a", gc=(30, 0, 10, 1.0), split=(5, 0, 10, 1.0)),
@@ -650,7 +636,7 @@ def test_a_noisy_budget_fits_or_says_so(table, scale, kilos):
         assert error.peak_bytes == min(measured.values()) > budget
         assert measured[error.smallest] == error.peak_bytes
         # The smallest by the table's own account was looked at before giving up.
-        least = estimate(table, smallest(table, float("inf"))).peak
+        least = estimate(table, smallest(table, math.inf)).peak
         assert min(estimate(table, c).peak for c in measured) == least
     else:
         assert found.peak_bytes == measure.figures(found.choices) <= budget
@@ -878,20 +864,24 @@ def test_an_interrupted_search_gives_the_best_so_far(options):
         assert any("interrupted" in note for note in found.notes)
 
 
-def test_an_interrupt_does_not_lose_what_was_measured_beside_it():
-    """Candidates are compiled side by side; one of them is done already."""
-    done = []
+def test_an_interrupt_does_not_lose_what_was_measured_beside_it(monkeypatch):
+    """Candidates are compiled side by side; the second is done before the first."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    first, done = smallest(CHAIN, math.inf), threading.Event()
 
     def measure(choices):
         if choices == (PLAIN,) * 4:
             return 1500
-        if not done:
-            done.append(choices)
-            return 1100
-        raise KeyboardInterrupt
+        if choices == first:
+            assert done.wait(10)
+            time.sleep(0.05)  # for the other thread to hand its figure over
+            raise KeyboardInterrupt
+        done.set()
+        return 1100
 
-    found = searched(CHAIN, measure)
-    assert found.peak_bytes == 1100 and found.choices == done[0]
+    found = searched(CHAIN, measure, compiles=2)
+    assert found.peak_bytes == 1100
+    assert any("interrupted" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("options", [{"climbs": True}, {}, {"budget": 10}])
@@ -951,6 +941,6 @@ def test_the_same_search_finds_the_same():
 
 def test_the_front_falls_from_plain():
     found = searched(CHAIN, Measured(like(CHAIN, 0.7)))
-    assert found.front[0] == (found.plain_bytes, 1.0)
+    assert found.front[0] == (pytest.approx(found.plain_bytes, rel=0.01), 1.0)
     for before, after in itertools.pairwise(found.front):
         assert after[0] < before[0] and after[1] > before[1]
