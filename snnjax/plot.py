@@ -56,6 +56,61 @@ def memory_over_program(
     return ax
 
 
+class HasFront(Protocol):
+    """Such as a `snnjax.memopt.Plan` that a search made."""
+
+    def pareto(self) -> Sequence[tuple[int, float]]: ...
+
+    @property
+    def trials(self) -> Sequence[Any]: ...
+
+
+def pareto(plan: HasFront, ax: "Axes | None" = None) -> "Axes":
+    """Draws every best trade of memory against time, and the plans that were compiled.
+
+    The line is the planner's estimate; crosses have compiled bytes and estimated time.
+
+    Args:
+        plan: from `memopt.make_plan` with a profile, a budget or a slowdown.
+        ax: matplotlib axes to draw on; `None` makes a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: the plan was made without a search.
+    """
+    front = list(plan.pareto())
+    if not front:
+        raise ValueError(
+            "`plan` has no front; make it with a `profile`, a `budget`, a "
+            "`max_slowdown` or a `level` above 1."
+        )
+    ax = _new_axes() if ax is None else ax
+    ax.step(
+        [slowdown for _, slowdown in front],
+        [peak / _MIB for peak, _ in front],
+        where="post",
+        color=_COLORS[1],
+        label="best trades (estimated)",
+    )
+    measured = [t for t in plan.trials if t.measured and t.peak_bytes is not None]
+    for taken in (False, True):
+        shown = [t for t in measured if (t.verdict == "taken") == taken]
+        ax.plot(
+            [t.slowdown for t in shown],
+            [t.peak_bytes / _MIB for t in shown],
+            "o" if taken else "x",
+            color=_COLORS[0],
+            label="taken" if taken else "compiled",
+        )
+    ax.set(xlabel="estimated time of a step, over plain", ylabel="peak [MiB]")
+    ax.set_ylim(bottom=0)
+    ax.legend(frameon=False)
+    return ax
+
+
 def _mebibytes(name: str, curve: HasLiveBytes | Sequence[int]) -> list[float]:
     live: Any = getattr(curve, "live_bytes", curve)
     line = [size / _MIB for size in live]

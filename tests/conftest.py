@@ -8,6 +8,8 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
+os.environ["SNNJAX_CACHE_DIR"] = ""  # a test compiles what it measures
+
 import jax  # noqa: E402
 import pytest  # noqa: E402
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from ._measure import MeasureError
 from ._table import Choices, Table, estimate
 
-Measure = Callable[[Choices], int]
+# The peak of a step, or what finds it and may run in another thread.
+Measure = Callable[[Choices], int | Callable[[], int]]
 # XLA shares buffers that the table counts apart: measured on the tutorial's VGG.
 _PRIOR = 0.7
 _INFINITE = 2**62
@@ -59,8 +60,10 @@ class Contest:
         new = new[: max(self.left, 0)]
         self.left -= len(new)
         pool = concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() or 1))
-        futures = {choices: pool.submit(self._one, choices) for choices in new}
+        futures = {}
         try:
+            for choices in new:
+                futures[choices] = pool.submit(self._one, choices, self._begun(choices))
             for choices, future in futures.items():
                 self.tried[choices] = future.result()
         except KeyboardInterrupt:  # the best so far is what one gets
@@ -73,10 +76,23 @@ class Contest:
             pool.shutdown(wait=False, cancel_futures=True)
         return [self.tried[c] for c in dict.fromkeys(proposals) if c in self.tried]
 
-    def _one(self, choices: Choices) -> Candidate:
+    def _begun(self, choices: Choices) -> Callable[[], int]:
+        """What is to be done in another thread: to trace is not, to compile is."""
+        try:
+            peak = self._measure(choices)
+        except Exception as error:
+            reason = error  # `error` is gone by the time that this is called
+
+            def fail() -> int:
+                raise reason
+
+            return fail
+        return peak if callable(peak) else lambda: peak
+
+    def _one(self, choices: Choices, measure: Callable[[], int]) -> Candidate:
         slowdown = self.slowdown(estimate(self.table, choices).seconds)
         try:
-            return Candidate(choices, self._measure(choices), slowdown)
+            return Candidate(choices, measure(), slowdown)
         except Exception as error:  # counts as infinitely large; the search goes on
             return Candidate(choices, None, slowdown, f"not compiled: {error}"[:300])
 

@@ -65,6 +65,7 @@ class Costs:
     def __init__(self, roofline: Roofline, factor: int, kinds: tuple[str, ...]) -> None:
         self._roofline, self._factor, self._kinds = roofline, factor, kinds
         self._known: dict[Any, tuple[Work, dict[str, Cut | None]]] = {}
+        self._works: dict[str, Work] = {}
         self.refused: dict[str, str] = {}
 
     def row(
@@ -83,6 +84,7 @@ class Costs:
             parts: rows of its parts, if it may be split.
         """
         done, cuts = self._worked_out(seen, module)
+        self._works[seen.path] = done
         one = _Segment(seen, compressor, done, self._roofline)
         costs = [(choice, one.cost(choice)) for choice in (PLAIN, GC, CURRENTS)]
         if parts:
@@ -93,6 +95,14 @@ class Costs:
                 choices = _chunkings(kind, seen.x.shape[axis], self._factor)
                 costs += [(c, one.cost(c, found)) for c in choices]
         return Row(seen.path, tuple(costs), _gradients(module))
+
+    def seconds(self, operations: float) -> float:
+        """Of a step's products outside of the targets, with these forward."""
+        return 3 * max(operations, 0.0) / self._roofline.operations
+
+    def work(self, seen: Seen) -> Work:
+        """Of a target whose row was made."""
+        return self._works[seen.path]
 
     def _worked_out(
         self, seen: Seen, module: nnx.Module

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import jax
 import jax.export
 import jax.extend.core
 
+from ._cache import cached
 from ._deviceless_worker import FIGURES, compile_lowered, read_dump
 from ._devices import DeviceSpec, target_config
 
@@ -80,8 +81,8 @@ def described(spec: DeviceSpec) -> Iterator[None]:
 
 def compile_here(
     traced: jax.stages.Traced, compiler_options: Mapping[str, Any], keep_hlo: bool
-) -> CompiledMemory:
-    """Compiles for the backend that jax uses now, in this process.
+) -> Callable[[], CompiledMemory]:
+    """Lowers for the backend that jax uses now, in this process.
 
     Args:
         traced: The traced step.
@@ -89,16 +90,33 @@ def compile_here(
         keep_hlo: Whether to bring back the compiled module.
 
     Returns:
-        XLA's figures.
-
-    Raises:
-        MeasureError: The backend has no figures, or left no module.
+        What compiles it and gives XLA's figures; any thread may call it. It raises
+        MeasureError where the backend has no figures, or left no module.
     """
-    with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
-        folder = Path(name)
-        dump = folder if keep_hlo else None
-        figures = compile_lowered(traced.lower(), compiler_options, dump)
-        return _memory(figures, _kept_hlo(dump), f"The {jax.default_backend()} backend")
+    lowered, who = traced.lower(), f"The {jax.default_backend()} backend"
+
+    def finish() -> CompiledMemory:
+        with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
+            dump = Path(name) if keep_hlo else None
+            figures = _compiled_here(lowered, compiler_options, dump)
+            return _memory(figures, _kept_hlo(dump), who)
+
+    return finish
+
+
+def _compiled_here(
+    lowered: jax.stages.Lowered, options: Mapping[str, Any], dump: Path | None
+) -> dict[str, int]:
+    def compiled() -> dict[str, int]:
+        return compile_lowered(lowered, options, dump)
+
+    if dump is not None:
+        return compiled()
+    device = jax.devices()[0]
+    where = f"{device.platform} {device.device_kind} {len(jax.devices())}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    key = lowered.as_text(), repr(sorted(options.items())), where, flags
+    return cached(key, compiled)
 
 
 def compile_deviceless(
@@ -107,8 +125,8 @@ def compile_deviceless(
     compiler_options: Mapping[str, Any],
     keep_hlo: bool,
     time_limit: float,
-) -> CompiledMemory:
-    """Compiles for the GPU that `spec` describes, in a child process.
+) -> Callable[[], CompiledMemory]:
+    """Lowers for the GPU that `spec` describes; a child process is to compile it.
 
     Args:
         traced: The traced step; its donated arguments stay donated.
@@ -118,29 +136,40 @@ def compile_deviceless(
         time_limit: Seconds after which the child is stopped.
 
     Returns:
-        XLA's figures.
+        What compiles it and gives XLA's figures; any thread may call it. It raises
+        MeasureError where the child failed, hung, or wrote something else than a
+        result, and ImportError where the CUDA wheels lack a part.
 
     Raises:
         ImportError: The CUDA wheels are not installed.
-        MeasureError: The step cannot be exported, or the child failed, hung, or wrote
-            something else than a result.
+        MeasureError: The step cannot be exported.
     """
     _check_wheels()
     exported = _export(traced)
-    with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
-        folder = Path(name)
-        request = _request(traced, exported) | {
-            "target": target_config(spec),
-            "compiler_options": dict(compiler_options),
-            "dump": keep_hlo,
-            "alarm_seconds": math.ceil(time_limit) + 10,
-        }
-        (folder / "request.json").write_text(json.dumps(request))
-        (folder / "module.bin").write_bytes(exported.mlir_module_serialized)
-        _run_child(folder, spec.name, time_limit)
-        figures = _read_result(folder, spec.name)
-        hlo = _kept_hlo(folder if keep_hlo else None)
-        return _memory(figures, hlo, f"The compiler for {spec.name}")
+    request = _request(traced, exported) | {
+        "target": target_config(spec),
+        "compiler_options": dict(compiler_options),
+        "dump": keep_hlo,
+    }
+    module, who = exported.mlir_module_serialized, f"The compiler for {spec.name}"
+
+    def finish() -> CompiledMemory:
+        with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
+            folder = Path(name)
+
+            def compiled() -> dict[str, int]:
+                alarm = {"alarm_seconds": math.ceil(time_limit) + 10}
+                (folder / "request.json").write_text(json.dumps(request | alarm))
+                (folder / "module.bin").write_bytes(module)
+                _run_child(folder, spec.name, time_limit)
+                return _read_result(folder, spec.name)
+
+            if keep_hlo:
+                return _memory(compiled(), _kept_hlo(folder), who)
+            figures = cached((json.dumps(request, sort_keys=True), module), compiled)
+            return _memory(figures, None, who)
+
+    return finish
 
 
 def _check_wheels() -> None:

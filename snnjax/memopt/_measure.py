@@ -21,8 +21,8 @@ import jax
 import jax.extend.core
 from flax import nnx
 
+from ._deviceless import CompiledMemory, compile_deviceless, compile_here, described
 from ._deviceless import MeasureError as MeasureError
-from ._deviceless import compile_deviceless, compile_here, described
 from ._devices import DeviceSpec, device_spec
 from ._timeline import Timeline, read_timeline
 
@@ -100,6 +100,31 @@ def measure(
         ImportError: The wheels for a `device` by name are not installed.
         MeasureError: The step cannot be traced or compiled, or there are no figures.
     """
+    return prepare(
+        fn,
+        *args,
+        device=device,
+        donate_argnums=donate_argnums,
+        time_limit=time_limit,
+        timeline=timeline,
+        compiler_options=compiler_options,
+    )()
+
+
+def prepare(
+    fn: Callable[..., Any],
+    *args: Any,
+    device: str | DeviceSpec | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    time_limit: float = 300.0,
+    timeline: bool = False,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Callable[[], MemoryReport]:
+    """The first half of `measure`, which traces; what it returns compiles.
+
+    jax's settings (`jax.enable_x64`, a mesh) are those of the thread that traces; the
+    second half may run in any.
+    """
     _check(fn, donate_argnums, time_limit)
     spec = _spec(device)
     with contextlib.nullcontext() if spec is None else described(spec):
@@ -107,15 +132,22 @@ def measure(
     _warn_of_constants(traced)
     options = compiler_options or {}
     if spec is None:
-        memory = compile_here(traced, options, timeline)
+        finish = compile_here(traced, options, timeline)
     else:
-        memory = compile_deviceless(traced, spec, options, timeline, time_limit)
+        finish = compile_deviceless(traced, spec, options, timeline, time_limit)
+    name = jax.default_backend() if spec is None else spec.name
+    return lambda: _report(finish(), name, traced)
+
+
+def _report(
+    memory: CompiledMemory, device: str, traced: jax.stages.Traced
+) -> MemoryReport:
     report = MemoryReport(
         temp_bytes=memory.temp_bytes,
         argument_bytes=memory.argument_bytes,
         output_bytes=memory.output_bytes,
         alias_bytes=memory.alias_bytes,
-        device=jax.default_backend() if spec is None else spec.name,
+        device=device,
         timeline=None if memory.hlo is None else read_timeline(memory.hlo),
     )
     _check_figures(report, traced)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import operator
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
@@ -20,7 +20,7 @@ from ._devices import DeviceSpec, spec_of
 from ._model import abstract, modules_at
 from ._options import Options, Search, resolve
 from ._plan import Plan, PlannedSegment
-from ._profile import held_bytes, measure_step, with_figures, with_peaks
+from ._profile import held_bytes, prepare_step, with_figures, with_peaks
 from ._propose import Parts, propose
 from ._searching import search
 from ._summary import MemOptSummary, summarize
@@ -98,6 +98,34 @@ def make_plan(
         ImportError: the wheels for `device` are not installed.
         MeasureError: a step does not compile.
     """
+    return _made(
+        net,
+        instance,
+        batch,
+        loss=loss,
+        optimizer=optimizer,
+        compress_x=compress_x,
+        input_range=input_range,
+        unchecked=unchecked,
+        device=device,
+        search=search,
+    )[0]
+
+
+def _made(
+    net: nnx.Module,
+    instance: Targets,
+    batch: tuple[Any, ...] | None,
+    *,
+    loss: Loss | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    compress_x: bool = True,
+    input_range: tuple[int, int] | None = None,
+    unchecked: bool = False,
+    device: str | DeviceSpec | None = None,
+    search: Search,
+) -> tuple[Plan, Options]:
+    """`make_plan`, and what its search was asked for, resolved."""
     check_batch(batch)
     check_device(device)
     spec = None if device in (None, jax.default_backend()) else spec_of(device)
@@ -125,10 +153,10 @@ def make_plan(
         notes=(*options.notes, *_notes(outside, options.level, batch)),
     )
     if batch is None:
-        return plan.first(options.most_of(len(segments)))
+        return plan.first(options.most_of(len(segments))), options
     step = loss, optimizer or optax.sgd(1e-2), batch
     if not options.searches:
-        return with_figures(net, plan, *step, device)
+        return with_figures(net, plan, *step, device), options
     parts = {}
     if "split" in options.kinds:
         named = parts_of(net, targets)
@@ -136,7 +164,7 @@ def make_plan(
         known = prove_loss(net, tuple(inner), loss, batch, declared) if inner else {}
         reach = {p: ps for p, ps in named.items() if all(q in known for q in ps)}
         parts = {p: make({q: inner[q] for q in ps}, known) for p, ps in reach.items()}
-    return _searched(net, plan, parts, options, *step, device, spec)
+    return _searched(net, plan, parts, options, *step, device, spec), options
 
 
 def _segments(
@@ -180,9 +208,10 @@ def _searched(
     def made(choices: Choices) -> Plan:
         return dataclasses.replace(plan, segments=proposal.chosen(choices))
 
-    def measure(choices: Choices) -> int:
+    def measure(choices: Choices) -> Callable[[], int]:
         planned = apply_plan(plain, made(choices), check_input=False)
-        return measure_step(planned, loss, optimizer, batch, device).peak_bytes
+        finish = prepare_step(planned, loss, optimizer, batch, device)
+        return lambda: finish().peak_bytes
 
     found = search(proposal.table, options, measure, _batch_size(batch))
     name = jax.default_backend() if spec is None else spec.name
@@ -201,6 +230,9 @@ def _searched(
 def _batch_size(batch: tuple[Any, ...]) -> int | None:
     first = jax.tree.leaves(batch)[:1]
     return first[0].shape[1] if first and first[0].ndim > 1 else None
+
+
+_SEARCH = Search.__annotations__
 
 
 class _PlanSettings(Search, total=False):
@@ -274,9 +306,15 @@ def memory_optimization(
     names = "level", "profile", "prefer", "budget", "max_slowdown"
     if not any(settings.get(name) is not None for name in names):
         settings["level"] = 0
-    plan = make_plan(net, instance, dummy_input, compress_x=compress_x, **settings)
+    given: dict[str, Any] = dict(settings)
+    search: Any = {name: given.pop(name) for name in [*given] if name in _SEARCH}
+    made = _made(
+        net, instance, dummy_input, compress_x=compress_x, search=search, **given
+    )
+    expensive = search.get("allow_expensive_profiling")
     seconds = time.perf_counter() - start
-    summary = summarize(plan, compress_x, seconds, settings)
+    plan, options = made
+    summary = summarize(plan, options, compress_x, expensive, seconds)
     if verbose:
         print(summary.log() + "\n" + str(summary))
     model = apply_plan(net, plan)

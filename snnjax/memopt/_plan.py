@@ -354,14 +354,15 @@ def _figures(plan: Plan) -> list[str]:
         ),
     ):
         if plain is not None and planned is not None:
-            sizes = f"{_size(plain)} -> {_size(planned)}"
+            sizes = f"{in_bytes(plain)} -> {in_bytes(planned)}"
             lines.append(f"{name}: {sizes} ({_ratio(plain, planned)})")
     if plan.slowdown is not None:
         lines.append(f"estimated time of a step: {plan.slowdown:.2f}x plain's")
     return lines
 
 
-def _size(n: int) -> str:
+def in_bytes(n: int) -> str:
+    """A number of bytes in words."""
     return f"{n / _MIB:.1f} MiB" if n >= _MIB else f"{n / 1024:.1f} KiB"
 
 

@@ -4,6 +4,7 @@ Everything is abstract: no array of the model's size is made, on any device.
 """
 
 import dataclasses
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +15,7 @@ from flax import nnx
 from .._step import Loss, make_step
 from ._apply import apply_plan
 from ._devices import DeviceSpec
-from ._measure import MemoryReport, measure, residual_bytes
+from ._measure import MemoryReport, prepare, residual_bytes
 from ._model import abstract, shape_of
 from ._plan import Plan
 from ._work import size
@@ -98,7 +99,18 @@ def measure_step(
     device: str | DeviceSpec | None,
 ) -> MemoryReport:
     """`measure` of the donated step `make_step(loss)` on an abstract model."""
+    return prepare_step(net, loss, optimizer, batch, device)()
+
+
+def prepare_step(
+    net: nnx.Module,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    batch: tuple[Any, ...],
+    device: str | DeviceSpec | None,
+) -> Callable[[], MemoryReport]:
+    """As `measure_step`, traced; what is returned compiles it, in any thread."""
     state = nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), net)
     step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
     quick = _QUICK if device is None and jax.default_backend() == "cpu" else None
-    return measure(step, net, state, *batch, device=device, compiler_options=quick)
+    return prepare(step, net, state, *batch, device=device, compiler_options=quick)

@@ -4,15 +4,17 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from flax import nnx
 
 from ._apply import compressor_of
 from ._cost import Costs
 from ._measure import residual_bytes
-from ._model import modules_at
+from ._model import modules_at, shape_of
 from ._plan import PlannedSegment
 from ._survey import Seen, survey
 from ._table import PLAIN, SPLIT, Choice, Choices, Row, Table
+from ._work import operations
 
 Parts = dict[str, tuple[PlannedSegment, ...]]
 
@@ -90,8 +92,22 @@ def propose(
     rows = [row(s, _rows(parts.get(s.path, ()), seen, row)) for s in called]
     kept = sum(r.cost(PLAIN).saved for r in rows)
     rest = max(0, residual_bytes(loss, net, *batch) - kept)
-    table = Table(tuple(rows), held + rest)
+    done = sum(costs.work(seen[s.path]).operations * seen[s.path].calls for s in called)
+    seconds = costs.seconds(_operations(net, loss, batch) - done)
+    table = Table(tuple(rows), held + rest, seconds, held)
     return Proposal(table, called, parts, tuple(costs.refused.items()))
+
+
+def _operations(
+    net: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]
+) -> float:
+    """Of the forward pass of the whole model."""
+    graphdef, state = nnx.split(net)
+
+    def forward(state: Any, *batch: Any) -> Any:
+        return loss(nnx.merge(graphdef, state, copy=True), *batch)
+
+    return operations(forward, *jax.tree.map(shape_of, (state, *batch)))
 
 
 def _rows(

@@ -7,6 +7,7 @@ see a `Table` (`_table.py`) and nothing else.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 from ._table import (
@@ -22,6 +23,7 @@ from ._table import (
 )
 
 Evaluate = Callable[[Choices], Estimate]
+_LONG = 12  # rows from which the front is coarse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,17 +231,25 @@ def _undominated(states: list[_State]) -> list[_State]:
     return kept
 
 
-def pareto(table: Table) -> list[tuple[Choices, Estimate]]:
-    """Every best trade of peak against time, the fastest first."""
+@functools.lru_cache(maxsize=8)
+def pareto(table: Table) -> tuple[tuple[Choices, Estimate], ...]:
+    """Every best trade of peak against time, the fastest first.
+
+    Of long chains, trades that differ by less than 1/256 in the peak are passed over;
+    the smallest peak is always among them.
+    """
     found: list[tuple[Choices, Estimate]] = []
+    coarse = 1 / 256 if len(table.rows) > _LONG else 0.0
     choices = fastest(table, 2**62)
     while choices is not None:
         now = estimate(table, choices)
         if found and now.seconds <= found[-1][1].seconds:  # of equals the smallest
             found.pop()
         found.append((choices, now))
-        choices = fastest(table, now.peak - 1)
-    return found
+        choices = fastest(table, int(now.peak * (1 - coarse)) - 1)
+        if choices is None and coarse:
+            coarse, choices = 0.0, fastest(table, now.peak - 1)
+    return tuple(found)
 
 
 def smallest(table: Table, seconds: float) -> Choices:

@@ -7,11 +7,11 @@ it solves the chain exactly. Either way the last word is the compiled step's.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ._contest import Candidate, Contest
+from ._contest import Candidate, Contest, Measure
 from ._options import Options
-from ._plan import Trial
+from ._plan import Trial, in_bytes
 from ._search import Trial as Climbed
 from ._search import climb, fastest, pareto, result, smallest, tightened
 from ._table import GC, PLAIN, Choices, Table, estimate
@@ -56,7 +56,7 @@ class Found:
 def search(
     table: Table,
     options: Options,
-    measure: Callable[[Choices], int],
+    measure: Measure,
     batch_size: int | None = None,
 ) -> Found:
     """Finds what to make of each row.
@@ -115,7 +115,7 @@ def chosen_rows(table: Table, options: Options) -> set[int]:
 def _small_ones(table: Table, options: Options, contest: Contest) -> list[Choices]:
     """The plans of smallest peak within the slowdown, the smallest first."""
     limit = math.inf if options.max_slowdown is None else options.max_slowdown
-    seconds = limit * contest.plain_seconds
+    seconds = limit * contest.plain_seconds if contest.plain_seconds else math.inf
     front = pareto(table)
     within = [choices for choices, now in front if now.seconds <= seconds]
     if not within and not options.lenient:
@@ -146,10 +146,10 @@ def _within_budget(
     batch_size: int | None,
 ) -> Candidate | None:
     budget = options.budget or 0
-    if table.fixed > budget:
+    if table.held > budget:
         raise BudgetError(
-            f"`budget` is {_mib(budget)}, but parameters, optimizer and batch alone "
-            f"take {_mib(table.fixed)}; no plan saves those.",
+            f"`budget` is {in_bytes(budget)}, but parameters, optimizer and batch "
+            f"alone take {in_bytes(table.held)}; no plan saves those.",
             plain,
             None,
         )
@@ -189,10 +189,11 @@ def _untried(contest: Contest, table: Table, budget: int) -> Choices | None:
 def _check_time(fits: Candidate, options: Options) -> None:
     limit = options.max_slowdown
     if limit is not None and not options.lenient and fits.slowdown > limit:
+        budget = in_bytes(options.budget or 0)
         raise BudgetError(
-            f"`budget` is {_mib(options.budget or 0)} and `max_slowdown` {limit:g}; "
-            f"the fastest plan that fits takes {fits.slowdown:.2f} times as long as "
-            "plain (estimated). Raise one of them.",
+            f"`budget` is {budget} and `max_slowdown` {limit:g}; the fastest plan "
+            f"that fits takes {fits.slowdown:.2f} times as long as plain (estimated). "
+            "Raise one of them.",
             fits.choices,
             fits.peak,
         )
@@ -211,8 +212,8 @@ def _too_small(
         most = int(batch_size * share)
         fits = f" A batch of about {most} (of {batch_size}) would fit, by estimate."
     return BudgetError(
-        f"`budget` is {_mib(budget)}; the smallest peak that was reached is "
-        f"{_mib(best.peak)}, with {in_words(best.choices)}.{fits}",
+        f"`budget` is {in_bytes(budget)}; the smallest peak that was reached is "
+        f"{in_bytes(best.peak)}, with {in_words(best.choices)}.{fits}",
         best.choices,
         best.peak,
     )
@@ -293,7 +294,3 @@ def in_words(choices: Choices) -> str:
     """Choices with repetitions counted: "gc, batch 8 x3, plain x2"."""
     groups = [(str(c), len(list(g))) for c, g in itertools.groupby(choices)]
     return ", ".join(name + (f" x{n}" if n > 1 else "") for name, n in groups)
-
-
-def _mib(n: int) -> str:
-    return f"{n / 2**20:.1f} MiB"

@@ -1,11 +1,9 @@
 """What `memory_optimization` did, for programs and for people."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
-from ._options import Options, Search, resolve
-from ._plan import Plan
+from ._options import Options
+from ._plan import Plan, in_bytes
 
 _STEPS = (
     "level1_gc",
@@ -213,10 +211,12 @@ def _within(path: str, target: str) -> bool:
 def _lines(plan: Plan) -> list[str]:
     lines, before = [], None
     for trial in plan.trials:
-        peak = "not compiled" if trial.peak_bytes is None else _mib(trial.peak_bytes)
+        peak = (
+            "not compiled" if trial.peak_bytes is None else in_bytes(trial.peak_bytes)
+        )
         if trial.changed is not None and before is not None:
             done = "not" if trial.verdict == "no better" else "successfully"
-            change = f"{_mib(before)} -> {peak}, estimated"
+            change = f"{in_bytes(before)} -> {peak}, estimated"
             what = f"{done} {_PAST[trial.stage]}"
             lines.append(f"net's {trial.changed}: {what} ({change})")
         elif trial.measured:
@@ -229,30 +229,27 @@ def _lines(plan: Plan) -> list[str]:
 _PAST = {"split": "split", "chunk": "cut into chunks", "restore": "made plain"}
 
 
-def _mib(n: int) -> str:
-    return f"{n / 2**20:.2f} MiB"
-
-
 def summarize(
-    plan: Plan, compress_x: bool, seconds: float, asked: Mapping[str, Any]
+    plan: Plan,
+    options: Options,
+    compress_x: bool,
+    allow_expensive_profiling: bool | None,
+    seconds: float,
 ) -> MemOptSummary:
     """The summary of a plan.
 
     Args:
         plan: made.
-        compress_x: as asked for.
+        options: that it was made with.
+        compress_x, allow_expensive_profiling: as asked for.
         seconds: that it took.
-        asked: the other arguments.
     """
-    search = {k: v for k, v in asked.items() if k in Search.__annotations__}
-    search |= {"budget": None if asked.get("budget") is None else 1}
-    options = resolve(has_batch=plan.device is not None, device_bytes=None, **search)
     applied = _applied(plan)
     return MemOptSummary(
         plan=plan,
         options=options,
         compress_x=compress_x,
-        allow_expensive_profiling=bool(asked.get("allow_expensive_profiling", True)),
+        allow_expensive_profiling=allow_expensive_profiling is not False,
         applied_steps=applied,
         skipped_steps=tuple(s for s in _STEPS if s not in applied),
         optimize_seconds=seconds,

@@ -84,12 +84,14 @@ class Table:
         rows: targets, in the order of the forward pass.
         fixed: bytes alive all along: parameters, optimizer, batch, and what the rest of
             the model keeps.
+        held: of these, parameters, optimizer and batch, which no plan saves.
         seconds: of everything but the targets.
     """
 
     rows: tuple[Row, ...]
     fixed: int = 0
     seconds: float = 0.0
+    held: int = 0
 
     def only(self, kinds: Sequence[str]) -> "Table":
         """With choices of these kinds."""

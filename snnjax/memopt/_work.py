@@ -42,8 +42,7 @@ class Work:
 def work(f: Callable[..., Any], *args: Any) -> Work:
     """The work of `f(*args)` on abstract arguments; `args[0]` is one array."""
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
-    equations = list(_equations(jaxpr, 1))
-    products = [(e, n) for e, n in equations if e.primitive.name in _PRODUCTS]
+    products = list(_products(jaxpr))
     floats = [(e, v) for e in jaxpr.eqns for v in e.outvars if is_float(v.aval)]
     sizes = [size(v.aval) for _, v in floats]
     written = [size(v.aval) for e, v in floats if not _is_fused(e)]
@@ -54,6 +53,17 @@ def work(f: Callable[..., Any], *args: Any) -> Work:
         largest=max(sizes, default=0),
         kept=_kept(f, *args),
     )
+
+
+def _products(jaxpr: Any) -> list[tuple[Any, int]]:
+    equations = _equations(jaxpr, 1)
+    return [(e, n) for e, n in equations if e.primitive.name in _PRODUCTS]
+
+
+def operations(f: Callable[..., Any], *args: Any) -> float:
+    """Those of `Work`, of any function of abstract arguments."""
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    return sum(n * _operations(e) for e, n in _products(jaxpr))
 
 
 def size(a: Any) -> int:

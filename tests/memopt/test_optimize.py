@@ -201,7 +201,6 @@ BAD = {
     "level True": ({"level": True}, ["`level` is True", "0, 1"]),
     "level 1.5": ({"level": 1.5}, ["`level` is 1.5", "0, 1"]),
     "level '1'": ({"level": "1"}, ["`level` is '1'", "0, 1"]),
-    "level None": ({"level": None}, ["`level` is None", "0, 1"]),
     "level 2": ({"level": 2, "batch": None}, ["`level` is 2", "`dummy_input` is None"]),
     "level 4": ({"level": 4, "batch": None}, ["`level` is 4", "`dummy_input` is None"]),
     "no match": ({"instance": nnx.Conv}, ["`instance` is", "Conv", "Block", "Linear"]),
@@ -254,8 +253,3 @@ def test_a_wrong_argument_is_named_with_what_came_and_what_is_allowed(case):
     text = str(error.value)
     for word in words:
         assert word in text.replace(", ", ",") or word in text, text
-
-
-def test_levels_that_are_not_built_say_so():
-    with pytest.raises(ValueError, match="`level` is 3"):
-        make_plan(chain(n=1), Block, (X,), level=3)

@@ -63,7 +63,9 @@ def test_a_preference_is_a_profile_and_a_share(prefer, profile, targets):
     assert (came.level, came.max_slowdown) == (same.level, same.max_slowdown)
 
 
-@pytest.mark.parametrize("name, targets", [("speed", 4), ("balanced", 6), ("memory", 8)])
+@pytest.mark.parametrize(
+    "name, targets", [("speed", 4), ("balanced", 6), ("memory", 8)]
+)
 def test_a_share_of_the_targets(name, targets):
     came = options(checkpoint_budget=name)
     assert came.most_of(8) == targets and came.level == 1

@@ -21,6 +21,7 @@ from snnjax.memopt._search import (
     pareto,
     result,
     smallest,
+    tightened,
 )
 from snnjax.memopt._searching import BudgetError, chosen_rows, in_words, search
 from snnjax.memopt._table import (
@@ -150,7 +151,8 @@ def test_fastest_is_the_fastest_of_all_that_fit(table, budget):
 
 def brute_front(table):
     points = {
-        (now.seconds, now.peak) for now in (estimate(table, c) for c in everything(table))
+        (now.seconds, now.peak)
+        for now in (estimate(table, c) for c in everything(table))
     }
     return sorted(
         p
@@ -191,6 +193,38 @@ def test_the_optimum_of_a_step_without_targets_ends(monkeypatch):
     assert fastest(Table((), 10), 9) is None
     assert fastest(Table((), 10), 10) == ()
     assert [choices for choices, _ in pareto(Table((), 10))] == [()]
+
+
+@settings(max_examples=80, deadline=None)
+@given(tables(), st.integers(0, 30), st.data())
+def test_tightening_keeps_within_the_time_and_never_raises_the_peak(
+    table, seconds, data
+):
+    choices = tuple(data.draw(st.sampled_from(r.choices)) for r in table.rows)
+    tight = tightened(table, choices, float(seconds))
+    before, after = estimate(table, choices), estimate(table, tight)
+    assert after.peak <= before.peak
+    assert after.seconds <= max(seconds, before.seconds)
+    if before.seconds > seconds and tight != choices:
+        assert after.seconds <= seconds
+    assert tightened(table, tight, float(seconds)) == tight
+    for r, old, new in zip(table.rows, choices, tight):
+        assert r.cost(new).saved <= r.cost(old).saved
+
+
+def test_tightening_spends_the_time_that_is_left_where_it_is_hottest():
+    table = Table(
+        (
+            row("a", gc=(0, 0, 50, 4.0), b2=(0, 0, 20, 5.0)),
+            row("b", gc=(0, 0, 90, 4.0), b2=(0, 0, 40, 5.0), b4=(0, 0, 10, 6.0)),
+        )
+    )
+    gc = (GC, GC)
+    assert tightened(table, gc, 8.0) == gc
+    assert tightened(table, gc, 9.0) == (GC, B2)
+    assert tightened(table, gc, 10.0) == (B2, B2)  # then a is the hottest
+    assert tightened(table, gc, 11.0) == (B2, B4)
+    assert tightened(table, gc, math.inf) == (B2, B4)
 
 
 # --- the climb ------------------------------------------------------------------------
@@ -796,9 +830,7 @@ def test_an_unbounded_search_finds_the_smallest():
 def test_a_search_by_level_takes_what_the_climb_found(level):
     measure = Measured(like(TWO, 0.7))
     found = searched(TWO, measure, level=level, climbs=True, compiles=2)
-    climbed = climb(
-        TWO.only(Options(level=level).kinds) if level < 4 else TWO, level
-    )
+    climbed = climb(TWO.only(Options(level=level).kinds) if level < 4 else TWO, level)
     assert found.choices == result(climbed)
     assert len(measure.calls) <= 3
     stages = [t.stage for t in found.trials if not t.measured]

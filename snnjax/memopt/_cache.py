@@ -1,0 +1,59 @@
+"""XLA's figures of a program, kept on disk: compiled once, on any later day known.
+
+The key is the whole program with its options, device and versions, so that nothing
+stale is ever found. `SNNJAX_CACHE_DIR` says where; empty is nowhere.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+Figures = dict[str, int]
+
+
+def cached(parts: tuple[bytes | str, ...], make: Callable[[], Figures]) -> Figures:
+    """The figures of a program: those on disk, or `make()`, which are then kept.
+
+    Args:
+        parts: everything that the figures depend on, beside the version of jaxlib.
+        make: compiles; what it raises is not kept.
+    """
+    folder = _folder()
+    if folder is None:
+        return make()
+    file = folder / f"{_key(parts)}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return {name: int(n) for name, n in json.loads(file.read_text()).items()}
+    figures = make()
+    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        _write(file, figures)
+    return figures
+
+
+def _folder() -> Path | None:
+    given = os.environ.get("SNNJAX_CACHE_DIR")
+    if given is not None:
+        return Path(given) if given else None
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "snnjax" / "figures"
+
+
+def _key(parts: tuple[bytes | str, ...]) -> str:
+    digest = hashlib.sha256(version("jaxlib").encode())
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8) + data)
+    return digest.hexdigest()
+
+
+def _write(file: Path, figures: Figures) -> None:
+    """Whole or not at all, whoever else writes it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as partial:
+        partial.write(json.dumps(figures))
+    Path(partial.name).replace(file)
