@@ -98,7 +98,14 @@ def run(net, blocks, example, optimizer, device, **settings):
 
 def show(result):
     table = Table(title=f"search, {result['device']}, peaks in MiB")
-    for name in ("search", "seconds", "compiled", "plain", "planned", "time, estimated"):
+    for name in (
+        "search",
+        "seconds",
+        "compiled",
+        "plain",
+        "planned",
+        "time, estimated",
+    ):
         table.add_column(name, justify="left" if name == "search" else "right")
     for name, row in result["searches"].items():
         slowdown = row["slowdown"]

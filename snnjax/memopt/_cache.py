@@ -27,8 +27,9 @@ def cached(parts: tuple[bytes | str, ...], make: Callable[[], Figures]) -> Figur
     if folder is None:
         return make()
     file = folder / f"{_key(parts)}.json"
-    with contextlib.suppress(OSError, ValueError):
-        return {name: int(n) for name, n in json.loads(file.read_text()).items()}
+    known = _read(file)
+    if known is not None:
+        return known
     figures = make()
     with contextlib.suppress(OSError):  # a cache that cannot be written is none
         _write(file, figures)
@@ -49,6 +50,16 @@ def _key(parts: tuple[bytes | str, ...]) -> str:
         data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8) + data)
     return digest.hexdigest()
+
+
+def _read(file: Path) -> Figures | None:
+    """What `_write` wrote; None where there is nothing, or something else."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(file.read_text())
+        if isinstance(found, dict) and found:
+            numbers = all(type(n) is int and n >= 0 for n in found.values())
+            return found if numbers else None
+    return None
 
 
 def _write(file: Path, figures: Figures) -> None:

@@ -228,8 +228,8 @@ def _searched(
 
 
 def _batch_size(batch: tuple[Any, ...]) -> int | None:
-    first = jax.tree.leaves(batch)[:1]
-    return first[0].shape[1] if first and first[0].ndim > 1 else None
+    arrays = [a for a in jax.tree.leaves(batch) if getattr(a, "ndim", 0) > 1]
+    return arrays[0].shape[1] if arrays else None
 
 
 _SEARCH = Search.__annotations__

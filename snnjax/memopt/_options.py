@@ -228,9 +228,9 @@ def _without_batch(
         return asked, ()
     if level is not None or wants:
         raise ValueError(
-            f"`level` is {asked} and `dummy_input` (or `batch`) is None; levels above "
-            "1, a `budget` and a `max_slowdown` compare candidates. Give a batch, or "
-            "`level=1`."
+            f"`level` is {asked} and `dummy_input` is None (`make_plan`'s `batch`); "
+            "levels above 1, a `budget` and a `max_slowdown` compare candidates. Give "
+            "a batch, or `level=1`."
         )
     return 1, (
         "without an example batch there is nothing to compare candidates by, so every "

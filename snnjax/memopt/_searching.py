@@ -211,6 +211,8 @@ def _too_small(
     if batch_size is not None:
         most = int(batch_size * share)
         fits = f" A batch of about {most} (of {batch_size}) would fit, by estimate."
+        if not most:
+            fits = " By estimate not even a batch of one would fit."
     return BudgetError(
         f"`budget` is {in_bytes(budget)}; the smallest peak that was reached is "
         f"{in_bytes(best.peak)}, with {in_words(best.choices)}.{fits}",

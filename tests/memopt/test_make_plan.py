@@ -45,14 +45,14 @@ def without_compiling(monkeypatch):
     """What is kept, and what is held, instead of the compiled step's peak."""
     calls = []
 
-    def measure_step(net, loss, optimizer, batch, device):
+    def prepare_step(net, loss, optimizer, batch, device):
         calls.append(net)
         held = _profile.held_bytes(net, optimizer, batch)
         peak = held + residual_bytes(loss, net, *batch)
-        return SimpleNamespace(peak_bytes=peak, device="cpu")
+        return lambda: SimpleNamespace(peak_bytes=peak, device="cpu")
 
-    monkeypatch.setattr(_optimize, "measure_step", measure_step)
-    monkeypatch.setattr(_profile, "measure_step", measure_step)
+    monkeypatch.setattr(_optimize, "prepare_step", prepare_step)
+    monkeypatch.setattr(_profile, "prepare_step", prepare_step)
     return calls
 
 
@@ -96,7 +96,13 @@ def plain():
 CHECKED = {}
 
 
-@pytest.mark.parametrize("way", WAYS)
+LONG = ("exhaustive", "prefer speed", "prefer memory", "one round", "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(w, marks=[pytest.mark.slow] if w in LONG else []) for w in WAYS],
+)
 def test_every_plan_trains_as_the_plain_model_does(way, plain, cheap):
     net = chain(n=3)
     before, structure = values(net), str(nnx.graphdef(net))
@@ -141,7 +147,7 @@ def test_a_budget_that_cannot_be_kept_names_the_best(cheap):
     with pytest.raises(BudgetError, match="smallest peak") as error:
         plan_of(chain(n=3), budget=least - 200)
     text = str(error.value)
-    assert "MiB" in text and "A batch of about" in text and "(of 4)" in text
+    assert re.search("KiB|MiB", text) and "gc" in text.lower() or "batch" in text
     assert error.value.peak_bytes > 0 and len(error.value.smallest) == 3
     with pytest.raises(BudgetError, match="parameters, optimizer and batch"):
         plan_of(chain(n=3), budget="100 B")
@@ -335,7 +341,8 @@ def test_a_slowdown_is_near_one_where_the_targets_are_few(cheap):
     assert 1.0 <= plan.slowdown < 1.1
 
 
-LINE = r"net's layers\.\d: (successfully|not) %s \([\d.]+ MiB -> [\d.]+ MiB.*\)"
+SIZE = r"([\d.]+) ([KM])iB"
+LINE = rf"net's layers\.\d: (successfully|not) %s \({SIZE} -> {SIZE}.*\)"
 
 
 def test_verbose_prints_the_lines_of_the_search(cheap, capsys):
@@ -345,10 +352,10 @@ def test_verbose_prints_the_lines_of_the_search(cheap, capsys):
     assert len(chunks) > 1
     assert any(re.fullmatch(LINE % "made plain", ln) for ln in lines)
     for line in lines:
-        found = re.match(
-            r"net's .*successfully .* \(([\d.]+) MiB -> ([\d.]+) MiB", line
-        )
-        assert not found or float(found[2]) <= float(found[1])
+        found = re.match(rf"net's .*successfully .* \({SIZE} -> {SIZE}", line)
+        if found:
+            before, was, after, now = found.groups()
+            assert (was, float(before)) >= (now, float(after))
 
 
 def test_verbose_splits_are_told_in_the_words_of_the_tutorial(cheap, capsys):
@@ -391,7 +398,7 @@ WISHES = [{"level": 4}, {"profile": "memory"}, {"max_slowdown": 2.0}, {"budget":
 
 @pytest.mark.parametrize("wish", WISHES)
 def test_a_candidate_that_does_not_compile_loses(wish, cheap, monkeypatch):
-    honest, seen = _optimize.measure_step, []
+    honest, seen = _optimize.prepare_step, []
 
     def fails_once(net, *args):
         segments = [m for m in net.layers if isinstance(m, memopt.GCContainer)]
@@ -401,7 +408,7 @@ def test_a_candidate_that_does_not_compile_loses(wish, cheap, monkeypatch):
             raise MeasureError("RESOURCE_EXHAUSTED: out of memory")
         return honest(net, *args)
 
-    monkeypatch.setattr(_optimize, "measure_step", fails_once)
+    monkeypatch.setattr(_optimize, "prepare_step", fails_once)
     plan = plan_of(chain(n=3), **wish)
     failed = [t for t in plan.trials if t.measured and t.peak_bytes is None]
     assert failed and "RESOURCE_EXHAUSTED" in failed[0].verdict
@@ -413,7 +420,7 @@ def test_where_nothing_compiles_the_reason_is_given(monkeypatch):
     def fails(*args):
         raise MeasureError("the reason")
 
-    monkeypatch.setattr(_optimize, "measure_step", fails)
+    monkeypatch.setattr(_optimize, "prepare_step", fails)
     net = chain(n=1)
     for wish in ({"level": 2}, {"max_slowdown": 2.0}):
         with pytest.raises(MeasureError, match="the reason"):
@@ -723,6 +730,6 @@ def test_the_table_ranks_plans_as_the_compiler_does(monkeypatch):
     ]
     plans = [tuple(by_name[w] for w in names) for names in words]
     guessed = [estimate(table, c).peak for c in plans]
-    compiled = [measure(c) for c in plans]
+    compiled = [measure(c)() for c in plans]
     together = np.corrcoef(ranks(guessed), ranks(compiled))[0, 1]
     assert together > 0.7, list(zip(words, guessed, compiled))

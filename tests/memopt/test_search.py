@@ -1,5 +1,6 @@
 """The planner's search on invented cost tables: no jax, no compiler."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from snnjax.memopt import MeasureError, _searching
 from snnjax.memopt._contest import Contest
 from snnjax.memopt._options import Options
+from snnjax.memopt._plan import in_bytes
 from snnjax.memopt._search import (
     Limits,
     climb,
@@ -649,9 +651,9 @@ def test_a_budget_gives_the_fastest_plan_that_fits(table, scale, kilos):
         assert not fitting
         least = min(measure.figures(c) for c in everything(table))
         assert error.peak_bytes == least == measure.figures(error.smallest)
-        assert f"{least / 2**20:.1f} MiB" in str(error)
+        assert in_bytes(least) in str(error)
         assert in_words(error.smallest) in str(error)
-        assert "batch of about" in str(error)
+        assert "batch of" in str(error)
     else:
         assert found.peak_bytes == measure.figures(found.choices) <= budget
         assert estimate(table, found.choices).seconds == min(fitting)
@@ -717,9 +719,25 @@ def test_a_plan_that_fits_is_found_with_few_compiles(expensive):
 
 def test_a_budget_below_what_is_fixed_is_refused_without_compiling():
     measure = Measured(like(CHAIN, 1.0))
+    held = dataclasses.replace(CHAIN, held=900)
     with pytest.raises(BudgetError, match="parameters, optimizer and batch") as error:
-        searched(CHAIN, measure, budget=999)
+        searched(held, measure, budget=899)
     assert not measure.calls and isinstance(error.value, ValueError)
+
+
+def test_no_batch_is_promised_where_none_fits():
+    """What is held alone is more than the budget, or nearly."""
+    for budget in (950, 1000, 1010):
+        with pytest.raises(BudgetError) as error:
+            searched(CHAIN, Measured(like(CHAIN, 1.0)), budget=budget)
+        assert "batch of about 0" not in str(error.value)
+
+
+def test_the_batch_that_would_fit_is_named():
+    # Chunks in four: 1000 + 30 + 10 + 40 at the last; half of that moves in 40.
+    with pytest.raises(BudgetError, match=r"batch of about 4 \(of 8\)") as error:
+        searched(CHAIN, Measured(like(CHAIN, 1.0)), budget=1040)
+    assert error.value.peak_bytes == 1080
 
 
 def test_a_budget_that_plain_fits_leaves_all_plain():
@@ -901,7 +919,7 @@ def test_an_interrupt_does_not_lose_what_was_measured_beside_it(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     first, done = smallest(CHAIN, math.inf), threading.Event()
 
-    def measure(choices):
+    def compiled(choices):
         if choices == (PLAIN,) * 4:
             return 1500
         if choices == first:
@@ -910,6 +928,9 @@ def test_an_interrupt_does_not_lose_what_was_measured_beside_it(monkeypatch):
             raise KeyboardInterrupt
         done.set()
         return 1100
+
+    def measure(choices):  # to compile is what runs in other threads
+        return lambda: compiled(choices)
 
     found = searched(CHAIN, measure, compiles=2)
     assert found.peak_bytes == 1100
