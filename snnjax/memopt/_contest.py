@@ -114,11 +114,22 @@ class Contest:
         """A budget of measured bytes in the table's own."""
         return self.table.fixed + int((budget - self.table.fixed) / self.scale)
 
-    def smallest(self, but: Choices | None = None) -> Candidate | None:
-        """Of the measured, the one of least peak; of equals the fastest."""
+    def smallest(
+        self, but: Choices | None = None, slack: float = 0.0
+    ) -> Candidate | None:
+        """Of the measured, the one of least peak; of equals the fastest.
+
+        Args:
+            but: choices that are left out.
+            slack: by which share of the least peak the fastest may be above it.
+        """
         tried = [c for c in self.tried.values() if c.choices != but]
-        known = [c for c in tried if c.peak is not None]
-        return min(known, key=lambda c: (c.peak, c.slowdown), default=None)
+        known = [(c.peak, c) for c in tried if c.peak is not None]
+        if not known:
+            return None
+        least = min(peak for peak, _ in known) * (1 + slack)
+        near = [c for peak, c in known if peak <= least]
+        return min(near, key=lambda c: (c.slowdown, c.peak))
 
     def failure(self) -> Exception:
         """Why nothing was measured."""

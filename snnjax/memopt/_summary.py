@@ -244,14 +244,16 @@ def summarize(
         compress_x, allow_expensive_profiling: as asked for.
         seconds: that it took.
     """
-    applied = _applied(plan)
+    applied, reached = _applied(plan), _STEPS[: max(plan.level, 1)]
     return MemOptSummary(
         plan=plan,
         options=options,
         compress_x=compress_x,
         allow_expensive_profiling=allow_expensive_profiling is not False,
         applied_steps=applied,
-        skipped_steps=tuple(s for s in _STEPS[: max(plan.level, 1)] if s not in applied),
+        skipped_steps=tuple(
+            s for s in _STEPS[: max(plan.level, 1)] if s not in applied
+        ),
         optimize_seconds=seconds,
     )
 
