@@ -105,9 +105,9 @@ def pareto(plan: HasFront, ax: "Axes | None" = None) -> "Axes":
             color=_COLORS[0],
             label="taken" if taken else "compiled",
         )
-    ax.set(xlabel="estimated time of a step, over plain", ylabel="peak [MiB]")
+    ax.set(xlabel="estimated time of a step over plain", ylabel="peak (MiB)")
     ax.set_ylim(bottom=0)
-    ax.legend(frameon=False)
+    _finish(ax)
     return ax
 
 
@@ -160,6 +160,10 @@ def _label(ax: "Axes") -> None:
     ax.set_ylabel("live memory (MiB)")
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1.08 * ax.dataLim.ymax)
+    _finish(ax)
+
+
+def _finish(ax: "Axes") -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", alpha=0.25)
     ax.legend(frameon=False)

@@ -58,3 +58,31 @@ def test_without_matplotlib_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r'pip install "snnjax\[plot\]"'):
         plot.memory_over_program({"plain": [MIB]})
+
+
+def searched(**changes):
+    trial = SimpleNamespace(peak_bytes=3 * MIB, slowdown=1.5, measured=True, verdict="")
+    fields = {
+        "pareto": lambda: [(4 * MIB, 1.0), (2 * MIB, 1.5)],
+        "trials": [
+            trial,
+            SimpleNamespace(**vars(trial) | {"verdict": "taken", "slowdown": 1.2}),
+            SimpleNamespace(**vars(trial) | {"peak_bytes": None}),
+            SimpleNamespace(**vars(trial) | {"measured": False}),
+        ],
+    }
+    return SimpleNamespace(**fields | changes)
+
+
+def test_a_front_is_drawn_with_what_was_compiled():
+    ax = plot.pareto(searched())
+    front, compiled, taken = (line.get_data() for line in ax.lines)
+    assert (list(front[0]), list(front[1])) == ([1.0, 1.5], [4, 2])
+    assert (list(compiled[0]), list(compiled[1])) == ([1.5], [3])
+    assert (list(taken[0]), list(taken[1])) == ([1.2], [3])
+    assert "MiB" in ax.get_ylabel() and "estimated" in ax.get_xlabel()
+
+
+def test_a_plan_without_a_search_has_no_front():
+    with pytest.raises(ValueError, match="`profile`.*`level` above 1"):
+        plot.pareto(searched(pareto=lambda: ()))

@@ -251,9 +251,7 @@ def summarize(
         compress_x=compress_x,
         allow_expensive_profiling=allow_expensive_profiling is not False,
         applied_steps=applied,
-        skipped_steps=tuple(
-            s for s in _STEPS[: max(plan.level, 1)] if s not in applied
-        ),
+        skipped_steps=tuple(step for step in reached if step not in applied),
         optimize_seconds=seconds,
     )
 
