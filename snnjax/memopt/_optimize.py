@@ -20,7 +20,13 @@ from ._devices import DeviceSpec, spec_of
 from ._model import abstract, modules_at
 from ._options import Options, Search, resolve
 from ._plan import Plan, PlannedSegment
-from ._profile import held_bytes, prepare_step, with_figures, with_peaks
+from ._profile import (
+    held_bytes,
+    prepare_step,
+    timed,
+    with_figures,
+    with_peaks,
+)
 from ._propose import Parts, propose
 from ._searching import search
 from ._summary import MemOptSummary, summarize
@@ -50,6 +56,7 @@ def make_plan(
     input_range: tuple[int, int] | None = None,
     unchecked: bool = False,
     device: str | DeviceSpec | None = None,
+    time_repeats: int = 0,
     **search: Unpack[Search],
 ) -> Plan:
     """Decides what becomes of each target, and measures what that is worth.
@@ -74,6 +81,9 @@ def make_plan(
             nothing proves that it is exact there.
         device: GPU that the bytes are for, such as "rtx4090" or a `DeviceSpec`, present
             or not; None is jax's default backend.
+        time_repeats: steps of the plain and of the planned model that are run by turns,
+            here, for a measured slowdown; needs values. 0 runs nothing: the slowdown is
+            a roofline's estimate.
         **search: what to look for. By `level` alone, the tutorial's climb: 0 leaves all
             as it is; 1, the default, makes every target a segment; 2 splits the one at
             the peak into its parts; 3 cuts it into chunks; 4 makes targets plain again
@@ -98,7 +108,7 @@ def make_plan(
         ImportError: the wheels for `device` are not installed.
         MeasureError: a step does not compile.
     """
-    return _made(
+    plan = _made(
         net,
         instance,
         batch,
@@ -110,6 +120,10 @@ def make_plan(
         device=device,
         search=search,
     )[0]
+    if time_repeats < 1 or batch is None:
+        return plan
+    loss = _sum_of_outputs if loss is None else loss
+    return timed(net, plan, loss, optimizer or optax.sgd(1e-2), batch, time_repeats)
 
 
 def _made(

@@ -42,6 +42,8 @@ class PlannedSegment:
         cut: "batch" or "time", what its backward pass takes in chunks; None is nothing.
         chunks: how many.
         shards, forward_by: as for `chunked_segment`.
+        kept_bytes, seconds: estimated, of its saved input and of its part of a step;
+            None without a search.
         chunk_statistics: "exact", or "per_chunk": batch norm then sees the moments of
             each chunk, which is another function.
     """
@@ -57,6 +59,8 @@ class PlannedSegment:
     shards: int = 1
     forward_by: str = "whole"
     chunk_statistics: str = "exact"
+    kept_bytes: int | None = None
+    seconds: float | None = None
 
     @property
     def kind(self) -> str:
@@ -111,7 +115,8 @@ class Plan:
         device: that the bytes are for; None where nothing was measured.
         plain_bytes, planned_bytes: peak of a whole training step, before and after.
         plain_residual_bytes, planned_residual_bytes: kept from forward to backward.
-        slowdown: estimated time of a step over plain's, by a roofline; None without.
+        slowdown: time of a step over plain's: estimated by a roofline, or measured, as
+            `timed` says; None without.
         trials: what the search looked at.
         front: (estimated bytes, estimated slowdown) of every best trade.
         versions: (package, version) that the figures come from.
@@ -129,6 +134,7 @@ class Plan:
     plain_residual_bytes: int | None = None
     planned_residual_bytes: int | None = None
     slowdown: float | None = None
+    timed: bool = False
     trials: tuple[Trial, ...] = ()
     front: tuple[tuple[int, float], ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
@@ -188,7 +194,7 @@ class Plan:
 
     def _changed(self, segments: tuple[PlannedSegment, ...]) -> Self:
         names = ("planned_bytes", "planned_residual_bytes", "slowdown")
-        figures = dict.fromkeys(names)
+        figures: dict[str, Any] = dict.fromkeys(names) | {"timed": False}
         return dataclasses.replace(self, segments=segments, **figures)
 
     def pareto(self) -> tuple[tuple[int, float], ...]:
@@ -326,17 +332,27 @@ def _frozen(value: Any) -> Any:
 
 def _table(plan: Plan) -> Table:
     table = Table(title=f"plan, level {plan.level}", box=box.SIMPLE)
+    searched = any(s.seconds is not None for s in plan.segments)
     for name in ("segment", "kind", "input kept by", "input can hold"):
         table.add_column(name)
+    for name in ("kept", "time") if searched else ():
+        table.add_column(name, justify="right")
     planned = {s.path: s for s in plan.segments}
     for path in (*planned, *(p for p in plan.candidates if p not in planned)):
         if path in planned:
             segment = planned[path]
             cells = (segment.kind, segment.keeps, segment.boundary)
+            cells += _estimates(segment) if searched else ()
         else:
             cells = ("plain", "", "")
         table.add_row(*map(Text, (path or "(the model)", *cells)))
     return table
+
+
+def _estimates(segment: PlannedSegment) -> tuple[str, ...]:
+    if segment.kept_bytes is None or segment.seconds is None:
+        return "", ""
+    return in_bytes(segment.kept_bytes), f"{segment.seconds * 1e3:.3g} ms"
 
 
 def _figures(plan: Plan) -> list[str]:
@@ -357,7 +373,8 @@ def _figures(plan: Plan) -> list[str]:
             sizes = f"{in_bytes(plain)} -> {in_bytes(planned)}"
             lines.append(f"{name}: {sizes} ({_ratio(plain, planned)})")
     if plan.slowdown is not None:
-        lines.append(f"estimated time of a step: {plan.slowdown:.2f}x plain's")
+        how = "measured" if plan.timed else "estimated"
+        lines.append(f"{how} time of a step: {plan.slowdown:.2f}x plain's")
     return lines
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 from .._step import Loss, make_step
 from ._apply import apply_plan
 from ._devices import DeviceSpec
-from ._measure import MemoryReport, prepare, residual_bytes
+from ._measure import MemoryReport, prepare, residual_bytes, time_alternating
 from ._model import abstract, shape_of
 from ._plan import Plan
 from ._work import size
@@ -79,6 +79,44 @@ def with_peaks(
         planned_residual_bytes=residual_bytes(loss, planned, *batch),
         versions=tuple((name, version(name)) for name in _PACKAGES),
     )
+
+
+def timed(
+    net: nnx.Module,
+    plan: Plan,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    batch: tuple[Any, ...],
+    repeats: int,
+) -> Plan:
+    """The plan with a measured slowdown: steps of both models by turns, here.
+
+    Args:
+        net: the plain model, with values; its parameters are copied.
+        plan, loss, optimizer: as for `with_figures`.
+        batch: arrays.
+        repeats: timed steps of each.
+    """
+    leaves = jax.tree.leaves((nnx.state(net), batch))
+    if any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
+        raise ValueError(
+            f"`time_repeats` is {repeats}, but the model or the batch is abstract; "
+            "allowed are values, since steps are run, and 0 with abstract ones."
+        )
+
+    def stepping(model: nnx.Module) -> Callable[[], Any]:
+        state = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+        step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
+        return lambda: step(model, state, *batch)
+
+    def copied() -> nnx.Module:
+        return nnx.merge(*jax.tree.map(jax.numpy.copy, nnx.split(net)))
+
+    models = {"plain": copied(), "planned": apply_plan(copied(), plan)}
+    thunks = {name: stepping(model) for name, model in models.items()}
+    seconds = time_alternating(thunks, repeats)
+    slowdown = seconds["planned"] / seconds["plain"]
+    return dataclasses.replace(plan, slowdown=slowdown, timed=True)
 
 
 def held_bytes(

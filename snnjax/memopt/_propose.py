@@ -37,11 +37,11 @@ class Proposal:
 
     def chosen(self, choices: Choices) -> tuple[PlannedSegment, ...]:
         """The segments of a choice for each row."""
-        pairs = zip(self.segments, choices, strict=True)
-        return tuple(s for segment, c in pairs for s in self._made(segment, c))
+        rows = zip(self.segments, self.table.rows, choices, strict=True)
+        return tuple(made for row in rows for made in self._made(*row))
 
     def _made(
-        self, segment: PlannedSegment, choice: Choice
+        self, segment: PlannedSegment, row: Row, choice: Choice
     ) -> Sequence[PlannedSegment]:
         if choice == PLAIN:
             return ()
@@ -53,6 +53,8 @@ class Proposal:
             cut=choice.kind if choice.kind in ("batch", "time") else None,
             chunks=choice.chunks,
             forward_by=choice.forward_by,
+            kept_bytes=row.cost(choice).saved,
+            seconds=row.cost(choice).seconds,
         )
         return (changed,)
 
