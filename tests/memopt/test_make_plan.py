@@ -306,7 +306,7 @@ def test_the_summary_has_every_field_and_agrees_with_the_model(way, cheap):
     batch = [m for m in made if isinstance(m, memopt.BCGCContainer)]
     assert summary.bcgc_container_count == len(batch)
     steps = (*summary.applied_steps, *summary.skipped_steps)
-    assert len(steps) == len(set(steps)) == 4
+    assert len(steps) == len(set(steps)) == max(summary.plan.level, 1)
     assert summary.applied_level <= summary.requested_level
     assert "took" in str(summary)
 
