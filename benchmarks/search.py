@@ -140,7 +140,7 @@ def main():
         example = frames, jax.ShapeDtypeStruct((16,), jnp.int32)
         adam = optax.adam(1e-3)
         searches["24 blocks"] = run(
-            deep, (SEWBlock,), example, adam, arguments.device, profile="memory"
+            deep, (SEWBlock,), example, adam, arguments.device, profile="balanced"
         )
     result = conditions() | {"device": arguments.device, "searches": searches}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,8 @@ def _small_ones(table: Table, options: Options, contest: Contest) -> list[Choice
             None,
         )
     small = (within or [front[0][0]])[::-1]
-    return [c for s in small for c in (tightened(table, s, seconds), s)]
+    few = small[: max(contest.left, 1)]  # of a long chain there are hundreds
+    return [c for s in few for c in (tightened(table, s, seconds), s)]
 
 
 def _best(contest: Contest, proposals: Sequence[Choices]) -> Candidate | None:
