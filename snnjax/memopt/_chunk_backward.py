@@ -16,6 +16,7 @@ from .._gate import start_after
 from .._types import Array
 from ._accumulate import accumulator, added
 from ._compress import Payload
+from ._jaxpr import is_float
 from ._layout import Chunks, Layout, Piece, over
 from ._program import Inputs, Program, States
 
@@ -37,20 +38,16 @@ class _Floats:
 
     def __init__(self, tree: Any) -> None:
         self._leaves, self._structure = jax.tree.flatten(tree)
-        self.values = [a for a in self._leaves if _is_float(a)]
+        self.values = [a for a in self._leaves if is_float(a)]
 
     def fill(self, values: list[Any]) -> Any:
         floats = iter(values)
-        leaves = [next(floats) if _is_float(a) else a for a in self._leaves]
+        leaves = [next(floats) if is_float(a) else a for a in self._leaves]
         return jax.tree.unflatten(self._structure, leaves)
 
 
 def _floats(tree: Any) -> list[Any]:
     return _Floats(tree).values
-
-
-def _is_float(a: Any) -> bool:
-    return jnp.issubdtype(a.dtype, jnp.inexact)
 
 
 class Backward:
@@ -66,9 +63,9 @@ class Backward:
         self.inputs = Inputs(self.program, kept.x, kept.leaves)
         self.totals = _Floats(kept.totals)
         layouts, abstract = self.program.layouts, self.program.inputs
-        self.places = [p for a, p in zip(abstract, layouts) if _is_float(a)]
+        self.places = [p for a, p in zip(abstract, layouts) if is_float(a)]
         results = [v.layout for v in self.program.results]
-        pairs = [(g, p) for g, p in zip(cotangents, results) if _is_float(g)]
+        pairs = [(g, p) for g, p in zip(cotangents, results) if is_float(g)]
         self.dcut = [_Cut.of(self.program.chunks, g, p) for g, p in pairs if p]
         self.duncut = [g for g, p in pairs if not p]
         self.due = pairs[0][0]
@@ -85,7 +82,7 @@ class Backward:
             dvalues = self._with_wholes(dvalues, pull((nothing, dinits))[0])
         floats = iter(dvalues)
         inputs = self.program.inputs
-        return [next(floats).astype(a.dtype) if _is_float(a) else None for a in inputs]
+        return [next(floats).astype(a.dtype) if is_float(a) else None for a in inputs]
 
     def _around(self) -> Callable[..., Any]:
         """The derivative of what does not run over chunks."""

@@ -85,7 +85,9 @@ class Costs:
         """
         done, cuts = self._worked_out(seen, module)
         self._works[seen.path] = done
-        one = _Segment(seen, compressor, done, self._roofline)
+        packed = jax.eval_shape(compressor.pack, seen.x)
+        kept = sum(map(size, jax.tree.leaves(packed)))
+        one = _Segment(seen, kept, done, self._roofline)
         costs = [(choice, one.cost(choice)) for choice in (PLAIN, GC, CURRENTS)]
         if parts:
             costs.append((SPLIT, _together(parts)))
@@ -139,7 +141,7 @@ def _chunkings(kind: str, length: int, factor: int) -> Iterator[Choice]:
 @dataclasses.dataclass(frozen=True)
 class _Segment:
     seen: Seen
-    compressor: BaseSpikeCompressor
+    packed: int
     work: Work
     roofline: Roofline
 
@@ -151,9 +153,8 @@ class _Segment:
 
     def _bytes(self, choice: Choice, cut: Cut) -> tuple[int, int, int]:
         """Kept, alive forward, alive backward."""
-        done, x = self.work, size(self.seen.x)
-        y = size(jax.eval_shape(self.seen.run, *self.seen.inputs)[0])
-        kept, ahead, inside = self._packed(), x + 2 * done.largest, done.kept
+        done, x, y = self.work, size(self.seen.x), self.work.result
+        kept, ahead, inside = self.packed, x + 2 * done.largest, done.kept
         if choice == PLAIN:
             return done.kept, done.largest, y + 2 * done.largest
         if choice == CURRENTS:
@@ -187,10 +188,6 @@ class _Segment:
             again += (products + sums) * cut.sweeps
         # More chunks are more and smaller kernels.
         return plain + again * (1 + _PER_DOUBLING * math.log2(max(choice.chunks, 1)))
-
-    def _packed(self) -> int:
-        payload = jax.eval_shape(self.compressor.pack, self.seen.x)
-        return sum(size(a) for a in jax.tree.leaves(payload))
 
 
 def _together(parts: tuple[Row, ...]) -> Cost:

@@ -211,9 +211,7 @@ def fastest(table: Table, budget: int) -> Choices | None:
     for row in table.rows:
         gradients -= row.gradients
         reached = [
-            _State(
-                state.saved + cost.saved, state.seconds + cost.seconds, choice, state
-            )
+            state.then(choice, cost)
             for state in states
             for choice, cost in row.costs
             if state.saved + cost.forward <= budget

@@ -28,6 +28,7 @@ class Work:
         traffic: bytes read and written, elementwise steps taken for fused.
         products: bytes of the results of convolutions and matrix products.
         largest: bytes of the largest floating array.
+        result: bytes of the first result.
         kept: bytes that the backward pass of the plain function keeps, its arguments
             but the first left out.
     """
@@ -36,6 +37,7 @@ class Work:
     traffic: int
     products: int
     largest: int
+    result: int
     kept: int
 
 
@@ -51,6 +53,7 @@ def work(f: Callable[..., Any], *args: Any) -> Work:
         traffic=2 * sum(written),
         products=sum(n * size(e.outvars[0].aval) for e, n in products),
         largest=max(sizes, default=0),
+        result=size(jaxpr.outvars[0].aval),
         kept=_kept(f, *args),
     )
 
