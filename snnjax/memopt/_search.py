@@ -8,6 +8,7 @@ see a `Table` (`_table.py`) and nothing else.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterator
 
 from ._table import (
@@ -186,10 +187,6 @@ class _State:
     choice: Choice | None = None
     before: "_State | None" = None
 
-    def then(self, choice: Choice, cost: Cost) -> "_State":
-        saved, seconds = self.saved + cost.saved, self.seconds + cost.seconds
-        return _State(saved, seconds, choice, self)
-
     def choices(self) -> Choices:
         found, state = [], self
         while state is not None and state.choice is not None:
@@ -210,22 +207,32 @@ def fastest(table: Table, budget: int) -> Choices | None:
     gradients = sum(row.gradients for row in table.rows)
     for row in table.rows:
         gradients -= row.gradients
-        reached = [
-            state.then(choice, cost)
-            for state in states
+        # Per cost the most that may be kept before it, so that the loop only adds.
+        costs = [
+            (
+                budget - max(cost.forward, cost.saved + gradients + cost.backward),
+                cost.saved,
+                cost.seconds,
+                choice,
+            )
             for choice, cost in row.costs
-            if state.saved + cost.forward <= budget
-            and state.saved + cost.saved + gradients + cost.backward <= budget
+        ]
+        reached = [
+            (before.saved + saved, before.seconds + seconds, choice, before)
+            for before in states
+            for most, saved, seconds, choice in costs
+            if before.saved <= most
         ]
         states = _undominated(reached)
     return min(states, key=lambda s: s.seconds).choices() if states else None
 
 
-def _undominated(states: list[_State]) -> list[_State]:
+def _undominated(reached: list[tuple[int, float, Choice, _State]]) -> list[_State]:
+    """The states that none beats; of hundreds reached, only these are made."""
     kept: list[_State] = []
-    for state in sorted(states, key=lambda s: (s.saved, s.seconds)):
-        if not kept or state.seconds < kept[-1].seconds:
-            kept.append(state)
+    for found in sorted(reached, key=operator.itemgetter(0, 1)):
+        if not kept or found[1] < kept[-1].seconds:
+            kept.append(_State(*found))
     return kept
 
 
