@@ -99,16 +99,8 @@ class Backward:
 
         def sweep(_: Any, moments: list[Any]) -> list[Any]:
             def step(piece: Piece, state: Any) -> Any:
-                trees = self.totals, _Floats(self._carries(piece))
-                inputs = self.inputs.at(piece)
-
-                def part(*values: list[Any]) -> Any:
-                    totals, carry = (t.fill(v) for t, v in zip(trees, values))
-                    found = self.program.part(piece, inputs, totals, carry)
-                    return tuple(map(_floats, found))
-
-                pull = jax.vjp(part, *(tree.values for tree in trees))[1]
                 dys = [g.at(piece) for g in self.dcut]
+                pull = self._pull(piece, "totals")
                 new, dcarry = pull((dys, moments, state[1]))
                 return added(state[0], new), dcarry
 
@@ -132,15 +124,7 @@ class Backward:
 
         def step(piece: Piece, state: Any) -> Any:
             dvalues, dcarry = state
-            trees = _Floats(self.inputs.at(piece)), _Floats(self._carries(piece))
-            totals = self.totals.fill(self.totals.values)
-
-            def part(*values: list[Any]) -> Any:
-                inputs, carry = (t.fill(v) for t, v in zip(trees, values))
-                found = self.program.part(piece, inputs, totals, carry)
-                return tuple(map(_floats, found))
-
-            pull = jax.vjp(part, *(tree.values for tree in trees))[1]
+            pull = self._pull(piece, "inputs")
             over_it = {i: a for a, i in zip(dvalues, sources) if i is not None}
             dys = [g.at(piece, over_it.get(i)) for i, g in enumerate(self.dcut)]
             new, dcarry = pull((dys, moments, dcarry))
@@ -153,6 +137,21 @@ class Backward:
         dvalues, dinits = over(self.program.chunks, step, (start, dlasts), reverse=True)
         shaped = [d.reshape(a.shape) for d, a in zip(dvalues, inputs)]
         return shaped, dinits
+
+    def _pull(self, piece: Piece, by: str) -> Callable[..., Any]:
+        """The derivative of a chunk by its "inputs" or "totals", and by its states."""
+        given = {
+            "inputs": _Floats(self.inputs.at(piece)),
+            "totals": self.totals,
+            "carries": _Floats(self._carries(piece)),
+        }
+
+        def part(values: list[Any], carries: list[Any]) -> Any:
+            chosen = {by: values, "carries": carries}
+            filled = [t.fill(chosen.get(name, t.values)) for name, t in given.items()]
+            return tuple(map(_floats, self.program.part(piece, *filled)))
+
+        return jax.vjp(part, given[by].values, given["carries"].values)[1]
 
     def _starts(
         self, inputs: list[Any], dwholes: list[Any], sources: list[int | None]

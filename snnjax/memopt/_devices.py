@@ -201,11 +201,6 @@ def device_spec(name: str) -> DeviceSpec:
     )
 
 
-def spec_of(device: str | DeviceSpec | None) -> DeviceSpec:
-    """A `DeviceSpec` itself, or the one of a name."""
-    return device if isinstance(device, DeviceSpec) else device_spec(str(device))
-
-
 def target_config(spec: DeviceSpec) -> str:
     """XLA's `GpuTargetConfig` text proto for the GPU that `spec` describes."""
     major, minor = spec.compute_capability

@@ -126,7 +126,7 @@ def prepare(
     second half may run in any.
     """
     _check(fn, donate_argnums, time_limit)
-    spec = _spec(device)
+    spec = spec_of(device)
     with contextlib.nullcontext() if spec is None else described(spec):
         traced = _trace(fn, args, donate_argnums)
     _warn_of_constants(traced)
@@ -289,7 +289,12 @@ def _is_jitted(fn: Any) -> bool:
     return all(callable(getattr(fn, stage, None)) for stage in ("trace", "lower"))
 
 
-def _spec(device: str | DeviceSpec | None) -> DeviceSpec | None:
+def spec_of(device: str | DeviceSpec | None) -> DeviceSpec | None:
+    """The GPU that a `device` argument describes; None is the present backend.
+
+    Raises:
+        ValueError: there is no GPU of that name.
+    """
     # The name of the present backend is what a report says, so it means that backend.
     if device is None or isinstance(device, DeviceSpec):
         return device

@@ -16,7 +16,8 @@ from .._types import Array
 from ._apply import apply_plan, fingerprint
 from ._boundary import prove_loss
 from ._cost import Costs, Roofline
-from ._devices import DeviceSpec, spec_of
+from ._devices import DeviceSpec
+from ._measure import spec_of
 from ._model import abstract, modules_at
 from ._options import Options, Search, resolve
 from ._plan import Plan, PlannedSegment
@@ -34,7 +35,6 @@ from ._table import Choices
 from ._targets import (
     Targets,
     check_batch,
-    check_device,
     check_input_range,
     check_loss,
     find_targets,
@@ -108,56 +108,20 @@ def make_plan(
         ImportError: the wheels for `device` are not installed.
         MeasureError: a step does not compile.
     """
-    plan = _made(
-        net,
-        instance,
-        batch,
-        loss=loss,
-        optimizer=optimizer,
-        compress_x=compress_x,
-        input_range=input_range,
-        unchecked=unchecked,
-        device=device,
-        search=search,
-    )[0]
-    if time_repeats < 1 or batch is None:
-        return plan
-    loss = _sum_of_outputs if loss is None else loss
-    return timed(net, plan, loss, optimizer or optax.sgd(1e-2), batch, time_repeats)
-
-
-def _made(
-    net: nnx.Module,
-    instance: Targets,
-    batch: tuple[Any, ...] | None,
-    *,
-    loss: Loss | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    compress_x: bool = True,
-    input_range: tuple[int, int] | None = None,
-    unchecked: bool = False,
-    device: str | DeviceSpec | None = None,
-    search: Search,
-) -> tuple[Plan, Options]:
-    """`make_plan`, and what its search was asked for, resolved."""
     check_batch(batch)
-    check_device(device)
-    spec = None if device in (None, jax.default_backend()) else spec_of(device)
-    options = resolve(
-        has_batch=batch is not None,
-        device_bytes=None if spec is None else spec.memory_bytes,
-        **search,
-    )
+    options, spec = _options(batch, device, search), spec_of(device)
     declared = check_input_range(input_range)
     targets = find_targets(net, instance)
     loss = _sum_of_outputs if loss is None else loss
     check_loss(loss)
     make = functools.partial(_segments, compress=compress_x, unchecked=unchecked)
-    reached = {}
+    named = parts_of(net, targets) if "split" in options.kinds else {}
+    inner = modules_at(net, [part for inside in named.values() for part in inside])
+    known = {}
     if batch is not None:
-        reached = prove_loss(net, tuple(targets), loss, batch, declared)
-    outside = [path for path in targets if path not in reached]
-    segments = make(targets, reached | dict.fromkeys(outside))
+        known = prove_loss(net, (*targets, *inner), loss, batch, declared)
+    outside = [path for path in targets if path not in known]
+    segments = make(targets, known | dict.fromkeys(outside))
     plan = Plan(
         level=options.level,
         segments=segments if options.level else (),
@@ -167,18 +131,27 @@ def _made(
         notes=(*options.notes, *_notes(outside, options.level, batch)),
     )
     if batch is None:
-        return plan.first(options.most_of(len(segments))), options
+        return plan.first(options.most_of(len(segments)))
     step = loss, optimizer or optax.sgd(1e-2), batch
-    if not options.searches:
-        return with_figures(net, plan, *step, device), options
-    parts = {}
-    if "split" in options.kinds:
-        named = parts_of(net, targets)
-        inner = modules_at(net, [p for ps in named.values() for p in ps])
-        known = prove_loss(net, tuple(inner), loss, batch, declared) if inner else {}
-        reach = {p: ps for p, ps in named.items() if all(q in known for q in ps)}
-        parts = {p: make({q: inner[q] for q in ps}, known) for p, ps in reach.items()}
-    return _searched(net, plan, parts, options, *step, device, spec), options
+    if options.searches:
+        parts = {
+            path: make({part: inner[part] for part in inside}, known)
+            for path, inside in named.items()
+            if all(part in known for part in inside)
+        }
+        plan = _searched(net, plan, parts, options, *step, device, spec)
+    else:
+        plan = with_figures(net, plan, *step, device)
+    return timed(net, plan, *step, time_repeats) if time_repeats > 0 else plan
+
+
+def _options(
+    batch: tuple[Any, ...] | None, device: str | DeviceSpec | None, search: Search
+) -> Options:
+    """What a call asks its search for."""
+    spec = spec_of(device)
+    memory = None if spec is None else spec.memory_bytes
+    return resolve(has_batch=batch is not None, device_bytes=memory, **search)
 
 
 def _segments(
@@ -246,15 +219,13 @@ def _batch_size(batch: tuple[Any, ...]) -> int | None:
     return arrays[0].shape[1] if arrays else None
 
 
-_SEARCH = Search.__annotations__
-
-
 class _PlanSettings(Search, total=False):
     loss: Loss | None
     optimizer: optax.GradientTransformation | None
     input_range: tuple[int, int] | None
     unchecked: bool
     device: str | DeviceSpec | None
+    time_repeats: int
 
 
 class _Settings(_PlanSettings, total=False):
@@ -305,8 +276,8 @@ def memory_optimization(
         verbose: print what is done and what it is worth.
         return_summary: return `(model, MemOptSummary)`.
         **settings: `level` (0 where nothing else is asked for), `profile`, `budget` and
-            the rest, `loss`, `optimizer`, `input_range`, `unchecked`, `device`, as for
-            `make_plan`.
+            the rest, `loss`, `optimizer`, `input_range`, `unchecked`, `device` and
+            `time_repeats`, as for `make_plan`.
 
     Returns:
         The segmented model, or with `return_summary` a pair.
@@ -320,14 +291,11 @@ def memory_optimization(
     names = "level", "profile", "prefer", "budget", "max_slowdown"
     if not any(settings.get(name) is not None for name in names):
         settings["level"] = 0
-    given: dict[str, Any] = dict(settings)
-    search: Any = {name: given.pop(name) for name in [*given] if name in _SEARCH}
-    made = _made(
-        net, instance, dummy_input, compress_x=compress_x, search=search, **given
-    )
-    expensive = search.get("allow_expensive_profiling")
+    plan = make_plan(net, instance, dummy_input, compress_x=compress_x, **settings)
     seconds = time.perf_counter() - start
-    plan, options = made
+    search: Any = {k: v for k, v in settings.items() if k in Search.__annotations__}
+    options = _options(dummy_input, settings.get("device"), search)
+    expensive = search.get("allow_expensive_profiling")
     summary = summarize(plan, options, compress_x, expensive, seconds)
     if verbose:
         print(summary.log() + "\n" + str(summary))

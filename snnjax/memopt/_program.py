@@ -10,7 +10,8 @@ from .._types import Array
 from ._axis_rules import Mixes
 from ._compress import Payload
 from ._layout import Chunks, Layout, Piece
-from ._twin import Run, Value, abstract_chunk, inputs_of, refusal
+from ._twin import Run, abstract_chunk, inputs_of, refusal
+from ._value import Value
 
 
 @jax.tree_util.register_dataclass

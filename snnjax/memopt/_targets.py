@@ -19,7 +19,6 @@ from ._compress import (
     settings_of,
 )
 from ._container import GCContainer
-from ._devices import DeviceSpec, device_spec
 from ._grid import Grid
 from ._model import named_modules, outermost
 from ._plan import PlannedSegment
@@ -96,13 +95,6 @@ def check_loss(loss: Any) -> None:
         raise ValueError(
             f"`loss` is {loss!r}; allowed is a function `loss(model, *batch)`."
         )
-
-
-def check_device(device: Any) -> None:
-    """Raises unless `device` is None, the present backend or a described GPU."""
-    here = (None, jax.default_backend())
-    if device not in here and not isinstance(device, DeviceSpec):
-        device_spec(device)
 
 
 def check_input_range(input_range: Any) -> Grid | None:

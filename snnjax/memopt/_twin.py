@@ -11,7 +11,7 @@ equation by equation. One walk over the pair finds what a chunk of each value is
 * carried: the state of a loop over time. The chunk takes up the one before it,
 * after: the last state, known when all chunks are done.
 
-Everything else mixes what is to be apart, and is refused with its reason. `_Run` does
+Everything else mixes what is to be apart, and is refused with its reason. `Run` does
 the walk with or without values, so analysis and evaluation are one piece of code.
 """
 
@@ -26,7 +26,6 @@ import numpy as np
 from .. import _marks
 from .._types import Array
 from ._axis_rules import (
-    ELEMENTWISE,
     Effect,
     Layouts,
     Mixes,
@@ -46,37 +45,7 @@ from ._jaxpr import (
 )
 from ._layout import NAMES, TIME, Chunks, Layout, Piece, over
 from ._same import Twins, check_consts, check_params
-
-
-@dataclasses.dataclass(frozen=True)
-class Value:
-    """What is known of a variable, and its values where they are known.
-
-    Args:
-        layout: where it is cut; None is not at all.
-        uniform: not cut, but every chunk of it is the same `piece`.
-        numbered: not cut, but it has the axis's length, and is not the same along it.
-        after: known when all chunks are done.
-        depth: totals that it depends on one after the other.
-        additive: of cotangents, the chunks' add up to the whole; zero: it is 0.
-        full: the value as the whole program has it.
-        piece: the chunk's.
-    """
-
-    layout: Layout | None = None
-    uniform: bool = False
-    numbered: bool = False
-    after: bool = False
-    depth: int = 0
-    additive: bool = False
-    zero: bool = False
-    full: Any = None
-    piece: Any = None
-
-    @property
-    def bare(self) -> "Value":
-        """Without values."""
-        return dataclasses.replace(self, full=None, piece=None)
+from ._value import Value, is_linear, is_uniform, literal, stays_zero
 
 
 @dataclasses.dataclass
@@ -135,7 +104,7 @@ class Run:
         env = dict(zip([*whole.constvars, *whole.invars], [*consts, *inputs]))
 
         def read(atom: Any) -> Value:
-            return _literal(atom.val) if is_literal(atom) else env[atom]
+            return literal(atom.val) if is_literal(atom) else env[atom]
 
         for eqns in Twins(bodies, exact=self.sealed).equations():
             values = self._equation(eqns, [read(v) for v in eqns[0].invars])
@@ -187,13 +156,13 @@ class Run:
         depth = max((v.depth for v in values), default=0)
         pairs = zip(eqns[0].outvars, eqns[1].outvars)
         sizes = [_shape(a) != _shape(b) for a, b in pairs]
-        uniform = [sized and _is_uniform(eqns[0], values) for sized in sizes]
+        uniform = [sized and is_uniform(eqns[0], values) for sized in sizes]
         pieces: list[Any] = [None] * len(uniform)
         if any(uniform) and self.piece is not None:
             pieces = _bind(self._own(eqns), [_own_value(v) for v in values])
         fulls = _bind_full(eqns[0], values)
         self._check_whole(eqns, values, uniform)
-        zero = _stays_zero(eqns[0], values)
+        zero = stays_zero(eqns[0], values)
         return [
             Value(
                 uniform=alike,
@@ -216,7 +185,7 @@ class Run:
             self._effect(eqns, values)
         if not self.sealed:
             return
-        if any(v.uniform for v in values) and not _is_uniform(eqns[0], values):
+        if any(v.uniform for v in values) and not is_uniform(eqns[0], values):
             raise Mixes("it counts them inside a loop or a rule of its own")
         for a, b, same in zip(eqns[0].outvars, eqns[1].outvars, uniform):
             if _shape(a) != _shape(b) and not same:
@@ -226,7 +195,7 @@ class Run:
         """Sums of cotangents over chunks, and what is linear in them."""
         if any(v.layout or v.uniform for v in values):
             raise Mixes("a rule of its own mixes their cotangents")
-        if not _is_linear(eqns[0], values):
+        if not is_linear(eqns[0], values):
             raise Mixes("a rule of its own is not linear in a sum of cotangents")
         check_params(eqns)
         return [Value(additive=True)] * len(eqns[0].outvars)
@@ -556,54 +525,6 @@ def _moved(value: Value, by: int) -> Value:
     if value.layout is None:
         return value
     return dataclasses.replace(value, layout=value.layout.at(value.layout.axis + by))
-
-
-# Of operands whose chunks are all alike they make results whose chunks are.
-_KEEP_UNIFORM = ("reshape", "transpose", "squeeze")
-
-
-def _is_uniform(eqn: Any, values: list[Value]) -> bool:
-    """Whether a whole result of the axis's size is the same all along it."""
-    name = eqn.primitive.name
-    if name == "broadcast_in_dim":
-        return values[0].uniform or not values[0].numbered
-    if name in _KEEP_UNIFORM:
-        return values[0].uniform
-    alike = [v.uniform or not v.numbered for v in values]
-    return name in ELEMENTWISE and all(alike)
-
-
-def _literal(value: Any) -> Value:
-    return Value(full=value, zero=jnp.shape(value) == () and not np.any(value))
-
-
-_KEEP_ZERO = frozenset("broadcast_in_dim convert_element_type reshape neg".split())
-
-
-def _stays_zero(eqn: Any, values: list[Value]) -> bool:
-    return eqn.primitive.name in _KEEP_ZERO and values[0].zero
-
-
-# Linear in each operand; then in all together, where one or each is additive.
-_LINEAR = frozenset(
-    "reshape transpose squeeze broadcast_in_dim convert_element_type neg copy rev "
-    "slice reduce_sum cumsum real imag reduce_precision".split()
-)
-_BILINEAR = frozenset("mul dot_general conv_general_dilated".split())
-_SUMS = frozenset("add sub add_any concatenate pad".split())
-
-
-def _is_linear(eqn: Any, values: list[Value]) -> bool:
-    name, additive = eqn.primitive.name, [v.additive for v in values]
-    if name in _LINEAR:
-        return True
-    if name in _BILINEAR:
-        return sum(additive) == 1
-    if name == "div":
-        return additive == [True, False]
-    rest = values[1:] if name == "select_n" else values
-    linear = name in _SUMS or (name == "select_n" and not values[0].additive)
-    return linear and all(v.additive or v.zero for v in rest)
 
 
 def _own_value(value: Value) -> Any:
