@@ -311,7 +311,7 @@ def test_base_classes_are_not_neurons():
 
 
 class MyLIF(ScanNeuron):
-    """The equations at the head of `neuron.py`, written as a user would."""
+    """The equations at the head of `snnjax.neuron`, written as a user would."""
 
     def __init__(self):
         super().__init__()
