@@ -5,8 +5,10 @@ write in place look to it as if they could do anything; a `jax.jit` of a known n
 what they do. XLA inlines it: the compiled program is the same.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,9 +21,12 @@ ELEMENTWISE = "snnjax_elementwise"
 # in all axes but time.
 CAUSAL = "snnjax_causal"
 
+# `(*constants, x) -> y`: as `CAUSAL`, from a state at rest; the last one is dropped.
+FROM_REST = "snnjax_from_rest"
+
 # It does what its own equations say, and so does its derivative.
 TRUSTED = "snnjax_trusted"
-ALL = (ELEMENTWISE, CAUSAL, TRUSTED)
+ALL = (ELEMENTWISE, CAUSAL, FROM_REST, TRUSTED)
 
 
 def marked(mark: str, **jit: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -36,3 +41,20 @@ def marked(mark: str, **jit: Any) -> Callable[[Callable[..., Any]], Any]:
         return jax.jit(call, **jit)
 
     return decorate
+
+
+_carrying = contextvars.ContextVar("snnjax_carrying", default=False)
+
+
+@contextlib.contextmanager
+def carrying_state() -> Iterator[None]:
+    """Loops over time are traced with their states, `CAUSAL` and never `FROM_REST`."""
+    token = _carrying.set(True)
+    try:
+        yield
+    finally:
+        _carrying.reset(token)
+
+
+def carries_state() -> bool:
+    return _carrying.get()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jax import lax
 
@@ -10,10 +11,32 @@ from ._types import Array
 Surrogate = Callable[[Array], Array]
 
 
+class Drive(NamedTuple):
+    """What arrays of one time step or less say of the charge; None where there is none.
+
+    Args:
+        leak: `1 / tau` where it is an array, that broadcasts to one time step.
+        scale, shift: the current is `x * scale + shift`, per feature; both or none.
+    """
+
+    leak: Any = None
+    scale: Any = None
+    shift: Any = None
+
+    def current(self, x: Array) -> Array:
+        """The input current of `x`, whose dtype is the membrane's."""
+        return x if self.scale is None else x * self.scale + self.shift
+
+
 @dataclasses.dataclass(frozen=True)
 class Membrane:
-    """The settings of charge, fire and reset; `leak` is `1 / tau`, 0 for IF."""
+    """The settings of charge, fire and reset.
 
+    Args:
+        leak: `1 / tau`, 0 for IF; None where it is an array, in `Drive`.
+    """
+
+    leak: float | None
     decay_input: bool
     v_threshold: float
     v_reset: float | None
@@ -24,9 +47,10 @@ class Membrane:
     def rest(self) -> float:
         return 0.0 if self.v_reset is None else self.v_reset
 
-    def charge(self, leak: Array, v: Array, x: Array) -> Array:
+    def charge(self, drive: Drive, v: Array, x: Array) -> Array:
+        leak = drive.leak if self.leak is None else self.leak
         gain = leak if self.decay_input else 1
-        return (1 - leak) * v + leak * self.rest + gain * x
+        return (1 - leak) * v + leak * self.rest + gain * drive.current(x)
 
     def fire(self, h: Array) -> Array:
         return self.surrogate(h - self.v_threshold)

@@ -26,30 +26,33 @@ def batch_moments(x: Array) -> tuple[Array, Array]:
     return mean, jnp.maximum(0, jnp.square(x).mean(axes) - jnp.square(mean))
 
 
-def normalize(
-    x: Array,
+def affine_of(
     mean: Array,
     var: Array,
     scale: Array | float,
     bias: Array | float,
     epsilon: float,
-) -> Array:
-    """`(x - mean) / sqrt(var + epsilon) * scale + bias`, per feature.
+) -> tuple[Array, Array]:
+    """`factor` and `shift`: normalisation is `x * factor + shift`, per feature.
 
-    Computed as one multiply and add. Written with `x - mean` first, the derivative
+        x * factor + shift = (x - mean) / sqrt(var + epsilon) * scale + bias
+
+    One multiply and add. Written with `x - mean` first, the derivative
     would keep `x - mean` beside `x`, and XLA does keep both where it changes the layout
     between them: one activation a layer on an RTX 4090.
 
     Args:
-        x: `[..., feature]`.
         mean, var, scale, bias: `[feature]`, or numbers.
 
     Returns:
-        The normalized array, in `mean`'s dtype.
+        `[feature]` each, in `mean`'s dtype.
     """
     factor = lax.rsqrt(var + epsilon) * scale
-    shift = bias - mean * factor
+    return factor, bias - mean * factor
+
+
+def normalize(x: Array, factor: Array, shift: Array) -> Array:
+    """`x * factor + shift` for `x`, `[..., feature]`, in `factor`'s dtype."""
     per_feature = (1,) * (x.ndim - 1) + (-1,)
-    return x.astype(mean.dtype) * factor.reshape(per_feature) + shift.reshape(
-        per_feature
-    )
+    factor, shift = factor.reshape(per_feature), shift.reshape(per_feature)
+    return x.astype(factor.dtype) * factor + shift

@@ -14,8 +14,9 @@ from flax import nnx
 from flax.typing import PaddingLike
 
 from ._conv import add_bias, conv_general_dilated
-from ._norm import batch_moments, normalize
+from ._norm import affine_of, batch_moments, normalize
 from ._types import Array, check_time_major
+from .neuron import Neuron
 
 Linear = nnx.Linear
 Dropout = nnx.Dropout
@@ -132,18 +133,29 @@ class BatchNorm(nnx.BatchNorm):
         mask: Array | None = None,
     ) -> Array:
         """`[time, batch, ..., num_features]`, normalized per feature."""
-        check_time_major(x, "x", "time batch ...")
-        _check_features(x, self.num_features)
         if mask is not None:
             return super().__call__(x, use_running_average, mask=mask)
+        factor, shift = self.affine(x, use_running_average)
+        with jax.named_scope("snn.batch_norm"):
+            return normalize(x, factor, shift).astype(self.dtype or x.dtype)
+
+    def affine(
+        self, x: Array, use_running_average: bool | None = None
+    ) -> tuple[Array, Array]:
+        """`factor` and `shift`, `[num_features]` each, that normalize `x`.
+
+        Moves the running statistics as a call does; `x * factor + shift` is what the
+        call returns, for whoever has a better place to compute it.
+        """
+        check_time_major(x, "x", "time batch ...")
+        _check_features(x, self.num_features)
         given = use_running_average
         frozen = self.use_running_average if given is None else given
         with jax.named_scope("snn.batch_norm"):
             moments = self._running() if frozen else self._moments(x)
             scale = self.scale[...] if self.scale is not None else 1.0
             bias = self.bias[...] if self.bias is not None else 0.0
-            y = normalize(x, *moments, scale, bias, self.epsilon)
-            return y.astype(self.dtype or x.dtype)
+            return affine_of(*moments, scale, bias, self.epsilon)
 
     def _running(self) -> tuple[Array, Array]:
         return self.mean[...], self.var[...]
@@ -155,6 +167,27 @@ class BatchNorm(nnx.BatchNorm):
             new = self.momentum * running[...] + (1 - self.momentum) * new
             running[...] = jax.lax.stop_gradient(new)
         return batch
+
+
+class NormNeuron(nnx.Module):
+    """Batch normalisation and the neuron that it drives, in one pass over the current.
+
+    `neuron(norm(x))`, except that the normalized current is not stored: it is made
+    where the neuron reads it, forward and backward, in float32 at least.
+
+    Args:
+        norm: a `BatchNorm`.
+        neuron: any `snnjax.neuron.Neuron`.
+    """
+
+    def __init__(self, norm: BatchNorm, neuron: Neuron) -> None:
+        self.norm = norm
+        self.neuron = neuron
+
+    def __call__(self, x: Array) -> Array:
+        """Spikes, `[time, batch, ..., feature]`, of `x` of that shape."""
+        x = x if self.norm.dtype is None else x.astype(self.norm.dtype)
+        return self.neuron(x, *self.norm.affine(x))
 
 
 class _Pool(nnx.Module):

@@ -252,7 +252,7 @@ def _bitcast(eqn: Any, layouts: Layouts) -> Effect:
 
 
 def marked_causal(eqn: Any, layouts: Layouts) -> Effect:
-    """`(*constants, state, x) -> (y, state)`, cut along another axis than time."""
+    """`(*constants[, state], x) -> (y[, state])`, cut along another axis than time."""
     layout = only(layouts[-1:])
     step = _shape(eqn.invars[-1])[1:]
     one = layout.at(layout.axis - 1)
@@ -264,7 +264,7 @@ def marked_causal(eqn: Any, layouts: Layouts) -> Effect:
         return one.at(axis) if cut else None
 
     operands = [place(_shape(v)) for v in eqn.invars[:-1]]
-    return Effect([*operands, layout], [layout, one])
+    return Effect([*operands, layout], [layout, one][: len(eqn.outvars)])
 
 
 ELEMENTWISE = frozenset(

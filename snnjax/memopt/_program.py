@@ -1,15 +1,17 @@
 """A function that runs in parts: traced whole and at the size of a chunk."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from .._marks import carrying_state
 from .._types import Array
 from ._axis_rules import Mixes
 from ._compress import Payload
-from ._layout import Chunks, Layout, Piece
+from ._layout import TIME, Chunks, Layout, Piece
 from ._twin import Run, abstract_chunk, inputs_of, refusal
 from ._value import Value
 
@@ -93,7 +95,9 @@ def trace_program(
 
     def trace(size: int) -> tuple[Any, Any]:
         shapes = [abstract_chunk(a, p, size) for a, p in zip(inputs, layouts)]
-        with jax.disable_jit(False):  # marks are names of jitted functions
+        # Marks are names of jitted functions; chunks of time hand states on.
+        states = carrying_state() if chunks.axis == TIME else contextlib.nullcontext()
+        with jax.disable_jit(False), states:
             return jax.make_jaxpr(flat, return_shape=True)(*shapes)
 
     run, whole = Run(chunks), trace(chunks.length)

@@ -133,7 +133,13 @@ class Analysis:
 
 # Primitives that do no more than evaluate a jaxpr. Others carry one too, and mean
 # something else by it (`pallas_call`, `reduce`): those are unknown.
-_CALLS = CALLS | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+# A kernel computes what the program beside it does (`kernels/_choice.py`).
+_CALLS = CALLS | {
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "snnjax_choice",
+}
 _CONTROL = {"cond": Analysis._cond, "while": Analysis._while, "scan": Analysis._scan}
 
 

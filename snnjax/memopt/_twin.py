@@ -267,7 +267,7 @@ class Run:
         name, mark = eqns[0].primitive.name, _mark(eqns[0])
         if mark == _marks.ELEMENTWISE:
             return elementwise(eqns[0], layouts)
-        if mark == _marks.CAUSAL and layouts[-1] and layouts[-1].axis > 0:
+        if mark in _LOOPS and layouts[-1] and layouts[-1].axis > 0:
             return marked_causal(eqns[0], layouts)
         inner = _UNITS.get(name)
         if inner is not None:
@@ -475,6 +475,7 @@ class Run:
         return last, [a.reshape(s.shape) for a, s in zip(outs, shapes)]
 
 
+_LOOPS = (_marks.CAUSAL, _marks.FROM_REST)
 _UNITS = {
     "cond": Run._cond_effect,
     "while": Run._while_effect,

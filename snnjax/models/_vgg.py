@@ -53,19 +53,19 @@ class VGGBlock(nnx.Module):
             rngs=rngs,
         )
         norm = layer.BatchNorm(out_features, dtype=dtype, rngs=rngs)
-        self.proj_bn = layer.Sequential(conv, norm)
-        self.neuron = neuron.LIF(**lif)
+        self.conv = conv
+        self.norm_neuron = layer.NormNeuron(norm, neuron.LIF(**lif))
         self.pool = layer.AvgPool(2) if pool else None
 
     def __call__(self, x: Array) -> Array:
         """`[time, batch, height, width, in_features]` to `[..., out_features]`."""
-        spikes = self.neuron(self.proj_bn(x))
+        spikes = self.norm_neuron(self.conv(x))
         return spikes if self.pool is None else self.pool(spikes)
 
     def __spatial_split__(self) -> tuple[nnx.Module, ...]:
         """The parts that a segment may be split into, in order."""
         pool = () if self.pool is None else (self.pool,)
-        return self.proj_bn, self.neuron, *pool
+        return self.conv, self.norm_neuron, *pool
 
 
 class CIFAR10DVSVGG(nnx.Module):

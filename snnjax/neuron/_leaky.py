@@ -10,8 +10,9 @@ from flax import nnx
 
 from .. import surrogate as _surrogate
 from .._membrane import Surrogate
-from .._types import Array, float32_at_least
-from ._lif import check_tau, lif
+from .._types import Array
+from ..kernels import check_implementation
+from ._lif import check_tau, lif, lif_from_rest, rest_of
 from ._neuron import Neuron
 
 
@@ -26,8 +27,11 @@ class _Leaky(Neuron):
         v_reset: float | None = 0.0,
         detach_reset: bool = False,
         surrogate: Surrogate = _surrogate.atan,
+        implementation: str | None = None,
     ) -> None:
         super().__init__()
+        check_implementation(implementation)
+        self.implementation = implementation
         self.decay_input = decay_input
         self.v_threshold = v_threshold
         self.v_reset = v_reset
@@ -40,27 +44,36 @@ class _Leaky(Neuron):
         """`tau` of `lif`."""
 
     def initial_state(self, x: Array) -> Array:
-        dtype = float32_at_least(x.dtype)
-        return jnp.full(x.shape, self.v_reset or 0.0, dtype)
+        return rest_of(x[None], self.v_reset)
 
     def multi_step(self, x: Array, state: Array) -> tuple[Array, Array]:
-        return lif(
-            x,
-            state,
-            tau=self.time_constant,
-            decay_input=self.decay_input,
-            v_threshold=self.v_threshold,
-            v_reset=self.v_reset,
-            detach_reset=self.detach_reset,
-            surrogate=self.surrogate,
-        )
+        return self._from_state(x, None, None, state)
+
+    def _from_state(
+        self, x: Array, scale: Any, shift: Any, state: Array
+    ) -> tuple[Array, Array]:
+        return lif(x, state, scale=scale, shift=shift, **self._settings())
+
+    def _from_rest(self, x: Array, scale: Any, shift: Any) -> Array:
+        return lif_from_rest(x, scale=scale, shift=shift, **self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "tau": self.time_constant,
+            "decay_input": self.decay_input,
+            "v_threshold": self.v_threshold,
+            "v_reset": self.v_reset,
+            "detach_reset": self.detach_reset,
+            "surrogate": self.surrogate,
+            "implementation": self.implementation,
+        }
 
 
 class IF(_Leaky):
     """Integrate-and-fire neuron: `lif` without a leak.
 
     Args:
-        v_threshold, v_reset, detach_reset, surrogate: as in `lif`.
+        v_threshold, v_reset, detach_reset, surrogate, implementation: as in `lif`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -76,7 +89,8 @@ class LIF(_Leaky):
 
     Args:
         tau: membrane time constant in time steps, at least 1.
-        decay_input, v_threshold, v_reset, detach_reset, surrogate: as in `lif`.
+        decay_input, v_threshold, v_reset, detach_reset, surrogate, implementation: as
+            in `lif`.
     """
 
     def __init__(self, *, tau: float = 2.0, **settings: Any) -> None:
@@ -94,7 +108,8 @@ class PLIF(_Leaky):
 
     Args:
         tau: initial membrane time constant in time steps, above 1.
-        decay_input, v_threshold, v_reset, detach_reset, surrogate: as in `lif`.
+        decay_input, v_threshold, v_reset, detach_reset, surrogate, implementation: as
+            in `lif`.
 
     Source: Fang et al., "Incorporating Learnable Membrane Time Constant to Enhance
     Learning of Spiking Neural Networks", ICCV 2021, equation 9.

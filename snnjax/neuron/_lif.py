@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import kernels
 from .. import surrogate as _surrogate
 from .._gate import start_after
-from .._marks import CAUSAL, marked
-from .._membrane import Membrane, Surrogate
+from .._marks import CAUSAL, FROM_REST, carries_state, marked
+from .._membrane import Drive, Membrane, Surrogate
 from .._types import Array, check_floating, check_time_major, float32_at_least
 
 
@@ -26,12 +27,15 @@ def lif(
     v_reset: float | None = 0.0,
     detach_reset: bool = False,
     surrogate: Surrogate = _surrogate.atan,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    implementation: str | None = None,
 ) -> tuple[Array, Array]:
     """Leaky integrate-and-fire over all time steps; the equations are those of
     `snnjax.neuron`.
 
-    The backward pass keeps the input current and nothing else: the membrane potential
-    is computed again, in place, and the gradient is written over the incoming one.
+    The backward pass keeps `x` and nothing else: the membrane potential is computed
+    again, in place, and the gradient is written over the incoming one.
 
     Args:
         x: input current, `[time, ...]`, floating. Half precisions keep a float32
@@ -45,37 +49,104 @@ def lif(
         v_reset: potential after a spike; `None` subtracts the threshold instead.
         detach_reset: stop the gradient through the spike in the reset.
         surrogate: spike function, such as `snnjax.surrogate.atan`.
+        scale, shift: `[feature]` each; the current is then `x * scale + shift`, as
+            batch normalisation makes it, and is never stored.
+        implementation: `None` is a Pallas kernel on a CUDA device, unless XLA
+            partitions the program over several, and XLA's own program elsewhere;
+            `"pallas"` and `"xla"` force one.
 
     Returns:
         Spikes, `[time, ...]` in `x`'s dtype, and the last membrane potential, `[...]`.
 
     Raises:
-        ValueError: no time step, integer `x`, or `tau` below 1.
+        ValueError: no time step, integer `x`, `tau` below 1, or `scale` without
+            `shift`.
+        NotImplementedError: `"pallas"` where its kernel cannot run.
 
     Source: charge, fire and reset as in SpikingJelly; the backward pass is
     backpropagation through time written out (Werbos, Proceedings of the IEEE 1990).
     """
+    rule, drive = _setting(
+        x, tau, scale, shift, decay_input, v_threshold, v_reset, detach_reset, surrogate
+    )
+    v = rest_of(x, v_reset) if v is None else jnp.asarray(v, float32_at_least(x.dtype))
+    if v.shape != x.shape[1:]:
+        raise ValueError(
+            f"`v` has shape {v.shape}; allowed is {x.shape[1:]}, one time step of `x`."
+        )
+    kernels.check_implementation(implementation)
+    with jax.named_scope("snn.lif"):
+        return _causal((rule, implementation), drive, v, x)
+
+
+def lif_from_rest(
+    x: Array,
+    *,
+    tau: float | Array,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    implementation: str | None = None,
+    **settings: Any,
+) -> Array:
+    """The spikes of `lif(x, ...)`, where nobody asks for the last potential.
+
+    One time step less to read and to write, twice: at four time steps, a quarter.
+    """
+    if carries_state():
+        more = {"scale": scale, "shift": shift, "implementation": implementation}
+        return lif(x, tau=tau, **more, **settings)[0]
+    rule, drive = _setting(x, tau, scale, shift, **settings)
+    kernels.check_implementation(implementation)
+    with jax.named_scope("snn.lif"):
+        return _from_rest((rule, implementation), drive, x)
+
+
+def rest_of(x: Array, v_reset: float | None) -> Array:
+    """The potential at rest, for a current of all steps."""
+    return jnp.full(x.shape[1:], v_reset or 0.0, float32_at_least(x.dtype))
+
+
+def _setting(
+    x: Array,
+    tau: float | Array,
+    scale: Array | None,
+    shift: Array | None,
+    decay_input: bool,
+    v_threshold: float,
+    v_reset: float | None,
+    detach_reset: bool,
+    surrogate: Surrogate,
+) -> tuple[Membrane, Drive]:
     check_time_major(x, "x", "time ...")
     check_floating(x, "x")
     check_tau(tau)
     _check_number(v_threshold, "v_threshold")
     _check_number(0.0 if v_reset is None else v_reset, "v_reset")
+    _check_affine(x, scale, shift)
     dtype = float32_at_least(x.dtype)
-    rule = Membrane(decay_input, v_threshold, v_reset, detach_reset, surrogate)
-    leak = _leak(tau, x.ndim - 1, dtype)
-    v = jnp.full(x.shape[1:], rule.rest, dtype) if v is None else jnp.asarray(v, dtype)
-    if v.shape != x.shape[1:]:
-        raise ValueError(
-            f"`v` has shape {v.shape}; allowed is {x.shape[1:]}, one time step of `x`."
-        )
-    with jax.named_scope("snn.lif"):
-        return _causal_multi_step(rule, leak, v, x)
+    number = isinstance(tau, int | float)
+    rule = Membrane(
+        leak=1 / tau if number else None,
+        decay_input=decay_input,
+        v_threshold=v_threshold,
+        v_reset=v_reset,
+        detach_reset=detach_reset,
+        surrogate=surrogate,
+    )
+    step = x.shape[1:]
+    leak = None if number else _like_step(jnp.asarray(1 / tau, dtype), step)
+    affine = [
+        a if a is None else _like_step(a.astype(dtype), step) for a in (scale, shift)
+    ]
+    return rule, Drive(leak, *affine)
 
 
-def _leak(tau: float | Array, ndim: int, dtype: Any) -> Array:
-    """`1 / tau`, one number or with the axes of one time step."""
-    leak = jnp.asarray(1 / tau, dtype)
-    return leak.reshape((1,) * (ndim - leak.ndim) + leak.shape) if leak.ndim else leak
+def _like_step(a: Array, step: tuple[int, ...]) -> Array:
+    """One number, one a feature, or one time step."""
+    shape = (1,) * (len(step) - a.ndim) + a.shape
+    if a.ndim and any(n > 1 for n in shape[:-1]):
+        return jnp.broadcast_to(a.reshape(shape), step)
+    return a.reshape(shape) if a.ndim else a
 
 
 def check_tau(tau: float | Array) -> None:
@@ -93,81 +164,151 @@ def _check_number(value: Any, name: str) -> None:
         )
 
 
-def _at(buffer: Array, t: Array | int) -> Array:
-    return lax.dynamic_index_in_dim(buffer, t, 0, keepdims=False)
+def _check_affine(x: Array, scale: Array | None, shift: Array | None) -> None:
+    shapes = [None if a is None else a.shape for a in (scale, shift)]
+    features = x.shape[-1:] if x.ndim > 1 else None
+    if shapes not in ([None, None], [features, features]):
+        raise ValueError(
+            f"`scale` and `shift` have shapes {shapes[0]} and {shapes[1]}; allowed are "
+            f"both of {features}, the features of `x`, or neither."
+        )
 
 
-def _put(buffer: Array, t: Array | int, row: Array) -> Array:
-    return lax.dynamic_update_index_in_dim(buffer, row.astype(buffer.dtype), t, 0)
+# --- the two programs, and their derivative -------------------------------------------
 
 
-def _potentials(rule: Membrane, leak: Array, v: Array, x: Array) -> tuple[Array, Array]:
-    """Charged potentials `h` of all steps, written over `x`, and the last `v`.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _multi_step(
+    how: tuple[Membrane, str | None], drive: Drive, v: Array | None, x: Array
+) -> tuple[Array, Array | None]:
+    """Spikes, and the last potential unless `v` is None: then it starts at rest."""
+    rule, implementation = how
+    return kernels.choose(
+        implementation,
+        functools.partial(_forward, rule),
+        functools.partial(kernels.lif_forward, rule),
+        drive,
+        v,
+        x,
+        refused=kernels.lif_refusal(x),
+    )
+
+
+def _keep(how: Any, drive: Drive, v: Array | None, x: Array):
+    return _multi_step(how, drive, v, x), (drive, v, x)
+
+
+def _pull(how: Any, residuals: Any, cotangents: Any) -> Any:
+    rule, implementation = how
+    return kernels.choose(
+        implementation,
+        functools.partial(_backward, rule),
+        functools.partial(kernels.lif_backward, rule),
+        *residuals,
+        *cotangents,
+        refused=kernels.lif_refusal(residuals[-1]),
+    )
+
+
+_multi_step.defvjp(_keep, _pull)
+
+
+@marked(CAUSAL, static_argnums=0)
+def _causal(how: Any, drive: Drive, v: Array, x: Array) -> tuple[Array, Array | None]:
+    return _multi_step(how, drive, v, x)
+
+
+@marked(FROM_REST, static_argnums=0)
+def _from_rest(how: Any, drive: Drive, x: Array) -> Array:
+    spikes, _ = _multi_step(how, drive, None, x)
+    return spikes
+
+
+# --- XLA's ----------------------------------------------------------------------------
+
+
+def _forward(
+    rule: Membrane, drive: Drive, v: Array | None, x: Array
+) -> tuple[Array, Array | None]:
+    h, last = _potentials(rule, drive, _start(rule, v, x), x)
+    # Outside the loop, so that XLA fuses it with whatever reads the spikes, and so that
+    # the planner can read off the program that they are 0 or 1.
+    return rule.fire(h).astype(x.dtype), None if v is None else last
+
+
+def _start(rule: Membrane, v: Array | None, x: Array) -> Array:
+    return rest_of(x, rule.rest) if v is None else v
+
+
+def _potentials(
+    rule: Membrane, drive: Drive, v: Array, x: Array
+) -> tuple[Array, Array]:
+    """Charged potentials `h` of all steps, written over the current, and the last `v`.
 
     A scan that stacks its outputs would start from a buffer of zeros, which XLA
     allocates at the start of the program and keeps alive all through (design 4.2).
     """
-    start = leak, start_after(v, x), x.astype(v.dtype)
+    current = drive.current(x.astype(v.dtype))
+    start = drive.leak, start_after(v, x), current
     _, v, h = lax.fori_loop(0, x.shape[0], _charging(rule), start)
     return h, v
 
 
 @functools.lru_cache
-def _charging(rule: Membrane) -> Callable[..., tuple[Array, Array, Array]]:
+def _charging(rule: Membrane) -> Callable[..., tuple[Any, Array, Array]]:
     """The body of the loop; one object a rule, so that JAX compiles it once."""
 
-    def step(t: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def step(t: Array, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         leak, v, h = carry
-        ht = rule.charge(leak, v, _at(h, t))
+        ht = rule.charge(Drive(leak), v, _at(h, t))
         return leak, rule.fire_and_reset(ht)[1], _put(h, t, ht)
 
     return step
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multi_step(rule: Membrane, leak: Array, v: Array, x: Array) -> tuple[Array, Array]:
-    h, v = _potentials(rule, leak, v, x)
-    # Outside the loop, so that XLA fuses it with whatever reads the spikes, and so that
-    # the planner can read off the program that they are 0 or 1.
-    return rule.fire(h).astype(x.dtype), v
-
-
-def _forward(rule: Membrane, leak: Array, v: Array, x: Array):
-    return _multi_step(rule, leak, v, x), (leak, v, x)
-
-
 def _backward(
-    rule: Membrane, residuals: tuple[Array, ...], cotangents: tuple[Array, Array]
-) -> tuple[Array, Array, Array]:
+    rule: Membrane,
+    drive: Drive,
+    v0: Array | None,
+    x: Array,
+    ds: Array,
+    dv: Array | None,
+) -> tuple[Drive, Array | None, Array]:
     """Walks time backwards over recomputed potentials; `dx` is written over `ds`."""
-    (leak, v0, x), (ds, dv) = residuals, cotangents
-    h, _ = _potentials(rule, leak, v0, x)
-    gain = leak if rule.decay_input else jnp.ones_like(leak)
+    start = _start(rule, v0, x)
+    h, _ = _potentials(rule, drive, start, x)
+    dv = jnp.zeros_like(start) if dv is None else dv
+    dleak, dv, dcurrent = _pull_back(rule, drive.leak, start, h, ds, dv)
+    if drive.scale is None:
+        return Drive(dleak), None if v0 is None else dv, dcurrent
+    affine = Drive(None, drive.scale, drive.shift)
+    _, pullback = jax.vjp(lambda d, x: d.current(x.astype(dv.dtype)), affine, x)
+    daffine, dx = pullback(dcurrent.astype(dv.dtype))
+    return daffine._replace(leak=dleak), None if v0 is None else dv, dx
 
-    def step(i: Array, carry: tuple[Array, Array, Array]):
+
+def _pull_back(
+    rule: Membrane, leak: Array | None, v0: Array, h: Array, ds: Array, dv: Array
+) -> tuple[Array | None, Array, Array]:
+    """Cotangents of an array leak, of `v0` and of the current."""
+    known: Any = rule.leak if leak is None else leak
+    gain = known if rule.decay_input else 1
+
+    def step(i: Array, carry: tuple[Any, Array, Array]):
         dleak, dv, g = carry
-        t = x.shape[0] - 1 - i
+        t = h.shape[0] - 1 - i
         ht = _at(h, t)
         _, pullback = jax.vjp(rule.fire_and_reset, ht)
         (dh,) = pullback((_at(g, t).astype(dv.dtype), dv))
-        before = _at(h, jnp.maximum(t - 1, 0))
-        v = jnp.where(t == 0, v0, rule.fire_and_reset(before)[1])
-        dleak += _sum_to(dh * _charge_by_leak(rule, leak, v, ht), leak.shape)
-        return dleak, (1 - leak) * dh, _put(g, t, gain * dh)
+        if leak is not None:
+            before = _at(h, jnp.maximum(t - 1, 0))
+            v = jnp.where(t == 0, v0, rule.fire_and_reset(before)[1])
+            dleak += _sum_to(dh * _charge_by_leak(rule, leak, v, ht), leak.shape)
+        return dleak, (1 - known) * dh, _put(g, t, gain * dh)
 
-    start = jnp.zeros_like(leak), start_after(dv, ds), ds
-    dleak, dv, dx = lax.fori_loop(0, x.shape[0], step, start)
-    return dleak, dv, dx
-
-
-_multi_step.defvjp(_forward, _backward)
-
-
-@marked(CAUSAL, static_argnums=0)
-def _causal_multi_step(
-    rule: Membrane, leak: Array, v: Array, x: Array
-) -> tuple[Array, Array]:
-    return _multi_step(rule, leak, v, x)
+    dleak = None if leak is None else jnp.zeros_like(leak)
+    start = dleak, start_after(dv, ds), ds
+    return lax.fori_loop(0, h.shape[0], step, start)
 
 
 def _charge_by_leak(rule: Membrane, leak: Array, v: Array, h: Array) -> Array:
@@ -183,3 +324,11 @@ def _sum_to(a: Array, shape: tuple[int, ...]) -> Array:
     a = a.sum(leading)
     ones = tuple(i for i, n in enumerate(shape) if n == 1)
     return a.sum(ones, keepdims=True)
+
+
+def _at(buffer: Array, t: Array | int) -> Array:
+    return lax.dynamic_index_in_dim(buffer, t, 0, keepdims=False)
+
+
+def _put(buffer: Array, t: Array | int, row: Array) -> Array:
+    return lax.dynamic_update_index_in_dim(buffer, row.astype(buffer.dtype), t, 0)

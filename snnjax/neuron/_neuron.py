@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from .._types import Array, check_floating, check_time_major
+from .._membrane import Drive
+from .._types import Array, check_floating, check_time_major, float32_at_least
 
 Step = Callable[[Array, Any], tuple[Array, Any]]
 
@@ -57,17 +58,39 @@ class Neuron(nnx.Module):
     def multi_step(self, x: Array, state: Any) -> tuple[Array, Any]:
         """Spikes for `x`, `[time, batch, ...]`, from `state`, and the last state."""
 
-    def __call__(self, x: Array) -> Array:
-        """Runs all time steps of `x`, `[time, batch, ...]`; spikes have its shape."""
+    def __call__(
+        self, x: Array, scale: Array | None = None, shift: Array | None = None
+    ) -> Array:
+        """Runs all time steps of `x`, `[time, batch, ...]`; spikes have its shape.
+
+        With `scale` and `shift`, `[feature]` each, the current is `x * scale + shift`,
+        in float32 at least, as `layer.BatchNorm.affine` gives them.
+        """
         check_time_major(x, "x", "time batch ...")
         check_floating(x, "x")
-        start = self.initial_state(x[0])
         if self.kept is None:
-            return self.multi_step(x, start)[0]
-        kept = self.kept.get_value()
-        spikes, state = self.multi_step(x, _continue(kept, start))
+            return self._from_rest(x, scale, shift)
+        state = _continue(self.kept.get_value(), self.initial_state(x[0]))
+        spikes, state = self._from_state(x, scale, shift, state)
         self.kept.set_value(state)
         return spikes
+
+    def _from_rest(self, x: Array, scale: Any, shift: Any) -> Array:
+        return self._from_state(x, scale, shift, self.initial_state(x[0]))[0]
+
+    def _from_state(
+        self, x: Array, scale: Any, shift: Any, state: Any
+    ) -> tuple[Array, Any]:
+        if scale is None:
+            return self.multi_step(x, state)
+        dtype = float32_at_least(x.dtype)
+        affine = Drive(None, *(_per_feature(a, x.ndim) for a in (scale, shift)))
+        current = affine.current(x.astype(dtype)).astype(x.dtype)
+        return self.multi_step(current, state)
+
+
+def _per_feature(a: Array, ndim: int) -> Array:
+    return a.reshape((1,) * (ndim - 1) + a.shape)
 
 
 def _continue(kept: Any, start: Any) -> Any:

@@ -40,13 +40,13 @@ def test_layers_are_those_of_the_tutorial():
     blocks = abstract().features.layers
     assert len(blocks) == len(TUTORIAL)
     for block, (i, o, pool) in zip(blocks, TUTORIAL):
-        conv, norm = block.proj_bn.layers
+        conv, norm = block.conv, block.norm_neuron.norm
         windows = [] if block.pool is None else [block.pool.window, block.pool.strides]
         assert windows == [(2, 2), (2, 2)] * pool
         assert conv.kernel.shape == (3, 3, i, o) and conv.bias.shape == (o,)
         assert conv.strides in (1, (1, 1)) and conv.padding in ("SAME", 1)
         assert (norm.num_features, norm.momentum, norm.epsilon) == (o, 0.9, 1e-5)
-        lif = block.neuron
+        lif = block.norm_neuron.neuron
         assert (type(lif), lif.tau, lif.decay_input) == (neuron.LIF, 1.333, False)
         assert (lif.v_threshold, lif.v_reset, lif.detach_reset) == (1.0, 0.0, True)
         assert lif.surrogate is surrogate.atan
@@ -104,7 +104,7 @@ def test_refuses_other_frames(shape, words):
 
 
 def test_initial_kernels_are_kaiming_normal_by_fan_out():
-    conv = VGGBlock(8, 128, rngs=nnx.Rngs(0)).proj_bn.layers[0]
+    conv = VGGBlock(8, 128, rngs=nnx.Rngs(0)).conv
     w = np.asarray(conv.kernel[...], np.float64)
     std = math.sqrt(2 / (128 * 3 * 3))
     assert abs(w.std() / std - 1) < 0.03
@@ -129,7 +129,7 @@ def test_block_is_its_spatial_split():
     assert whole.shape == (2, 2, 2, 2, 4)
     assert set(np.unique(whole)) <= {0, 0.25, 0.5, 0.75, 1}
     assert_bits(parts, whole)
-    assert block.__spatial_split__() == (block.proj_bn, block.neuron, block.pool)
+    assert block.__spatial_split__() == (block.conv, block.norm_neuron, block.pool)
 
 
 def test_training_and_evaluation(monkeypatch):
@@ -139,7 +139,7 @@ def test_training_and_evaluation(monkeypatch):
     small = nnx.jit(lambda: CIFAR10DVSVGG(rngs=nnx.Rngs(0)))()
     x = jnp.asarray(np.random.default_rng(0).poisson(0.3, (2, 2, 48, 48, 2)), "float32")
     run = nnx.jit(lambda model, x: model(x))
-    norm = small.features.layers[0].proj_bn.layers[-1]
+    norm = small.features.layers[0].norm_neuron.norm
     before = norm.mean[...]
     small.train()
     first, second = run(small, x), run(small, x)

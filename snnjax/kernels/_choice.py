@@ -1,0 +1,142 @@
+"""One computation, two programs: a kernel where it can run, XLA's own elsewhere.
+
+Which it is to be is known when a program is lowered, for this platform or another one,
+for one device or many; not when it is traced.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import batching, mlir
+
+from .._types import Array
+
+IMPLEMENTATIONS = (None, "xla", "pallas")
+Flat = Callable[..., Sequence[Array]]
+
+
+def check_implementation(implementation: str | None) -> None:
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"`implementation` is {implementation!r}; allowed are None (Pallas on a "
+            'CUDA device, XLA elsewhere), "xla" and "pallas".'
+        )
+
+
+def choose(
+    implementation: str | None,
+    xla: Callable[..., Any],
+    kernel: Callable[..., Any],
+    *args: Any,
+    refused: str | None = None,
+) -> Any:
+    """`xla(*args)` or `kernel(*args)`, which return the same.
+
+    Args:
+        implementation: "xla" or "pallas" force one; None takes the kernel on a CUDA
+            device, if the program is not one that XLA partitions over several.
+        xla, kernel: functions of pytrees of arrays, not differentiated.
+        refused: why the kernel cannot serve these arguments, if so.
+
+    Raises:
+        NotImplementedError: the kernel is forced and cannot serve: now, or when the
+            program is lowered for a platform or a partition where it cannot run.
+    """
+    if implementation == "pallas" and refused:
+        raise NotImplementedError(f'`implementation` is "pallas", but {refused}.')
+    if implementation == "xla" or refused:
+        return xla(*args)
+    flat, structure = jax.tree.flatten(args)
+    closed, shapes = jax.make_jaxpr(_of_leaves(xla, structure), return_shape=True)(
+        *flat
+    )
+    forced = implementation == "pallas"
+    leaves = _choice.bind(
+        *flat, jaxpr=closed, kernel=_of_leaves(kernel, structure), forced=forced
+    )
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _of_leaves(f: Callable[..., Any], structure: Any) -> Callable[..., Any]:
+    return lambda *leaves: f(*jax.tree.unflatten(structure, leaves))
+
+
+_choice = Primitive("snnjax_choice")
+_choice.multiple_results = True
+
+
+@_choice.def_abstract_eval
+def _abstract(*avals: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
+    del avals, params
+    return jaxpr.out_avals
+
+
+@_choice.def_impl
+def _eager(*args: Array, jaxpr: ClosedJaxpr, forced: bool, **params: Any) -> Any:
+    """Only under `jax.disable_jit`: whoever chooses does so inside a `jax.jit`."""
+    del params
+    if forced:
+        raise NotImplementedError(_unable("jax.disable_jit runs one operation a time"))
+    return jaxpr_as_fun(jaxpr)(*args)
+
+
+def _batched(
+    args: Sequence[Array], dims: Any, *, jaxpr: Any, kernel: Flat, forced: bool
+) -> Any:
+    over = functools.partial(jax.vmap, in_axes=tuple(dims))
+    xla = jax.make_jaxpr(over(jaxpr_as_fun(jaxpr)))(*args)
+    leaves = _choice.bind(
+        *args,
+        jaxpr=xla,
+        kernel=over(lambda *a: tuple(_leaves(kernel, *a))),
+        forced=forced,
+    )
+    return leaves, (0,) * len(leaves)
+
+
+def _leaves(f: Callable[..., Any], *args: Any) -> list[Any]:
+    return jax.tree.leaves(f(*args))
+
+
+def _lower(reason: str, ctx: Any, *args: Any, jaxpr: Any, forced: bool, **params: Any):
+    del params
+    if forced:
+        raise NotImplementedError(_unable(reason))
+    return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *args)
+
+
+def _lower_on_cuda(ctx: Any, *args: Any, kernel: Flat, **params: Any):
+    if not _is_local(ctx.module_context.axis_context):
+        reason = "XLA partitions this program over several devices; use jax.shard_map"
+        return _lower(reason, ctx, *args, **params)
+    with warnings.catch_warnings():
+        # From jax 0.11 on; what will replace Pallas' Triton has no name yet.
+        warnings.filterwarnings("ignore", message=".*Pallas Triton.*")
+        run = functools.partial(_leaves, kernel)
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+
+
+def _is_local(context: Any) -> bool:
+    """Whether the program is one device's own: of one, or inside a `shard_map`."""
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        return getattr(context, "num_devices", 1) in (1, None)
+    manual = set(context.manual_axes) | set(getattr(mesh, "manual_axes", ()))
+    return mesh.size == 1 or manual == set(mesh.axis_names)
+
+
+def _unable(reason: str) -> str:
+    return (
+        f'`implementation` is "pallas", but {reason}. Allowed there are None and "xla".'
+    )
+
+
+batching.primitive_batchers[_choice] = _batched
+mlir.register_lowering(
+    _choice, functools.partial(_lower, "this program is not for a CUDA device")
+)
+mlir.register_lowering(_choice, _lower_on_cuda, platform="cuda")
