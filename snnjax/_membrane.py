@@ -25,7 +25,14 @@ class Drive(NamedTuple):
 
     def current(self, x: Array) -> Array:
         """The input current of `x`, whose dtype is the membrane's."""
-        return x if self.scale is None else x * self.scale + self.shift
+        if self.scale is None:
+            return x
+        return x * _like(x, self.scale) + _like(x, self.shift)
+
+
+def _like(x: Array, a: Array) -> Array:
+    """`a`, of one time step's axes, with those of `x`."""
+    return a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ Equations as in `snnjax.neuron`; the order of operations too, so that both progr
 round alike but for fused multiply-adds. Arrays are seen as `[time, row, column]`.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -19,31 +18,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from .._membrane import Drive, Membrane
 from .._types import Array, float32_at_least
+from ._tile import TUNING, Tile, View
 
 _BYTE = 8  # spikes to a byte
 _STEPS = 16  # potentials of a value that the backward pass holds in registers
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tuning:
-    """Elements of a time step that one program runs over time, and its warps."""
-
-    elements: int
-    num_warps: int
-    num_stages: int = 1
-
-    @property
-    def params(self) -> plgpu.CompilerParams:
-        return plgpu.CompilerParams(
-            num_warps=self.num_warps, num_stages=self.num_stages
-        )
-
-
-TUNING = {"forward": _Tuning(1024, 4), "backward": _Tuning(512, 4)}
 
 
 def lif_refusal(x: Array) -> str | None:
@@ -67,12 +48,12 @@ def lif_forward(
         x: current, or what `drive` makes the current of, `[time, ...]`.
         interpret: run as ordinary JAX, on any platform.
     """
-    view = _View.of(x, drive)
-    steps = x.shape[0]
-    bits = jax.ShapeDtypeStruct(view.over(-(-steps // _BYTE)), jnp.uint8)
-    last = None if v is None else jax.ShapeDtypeStruct(view.step, _membrane(x))
-    inputs = view.drive(drive), _flat(v, view.step), x.reshape(view.over(steps))
-    bits, last = _call(_forward, rule, view, inputs, (bits, last), {}, interpret)
+    view, steps = _view("lif_forward", x, drive), x.shape[0]
+    bits = jax.ShapeDtypeStruct((-(-steps // _BYTE), *view.shape), jnp.uint8)
+    last = None if v is None else jax.ShapeDtypeStruct(view.shape, v.dtype)
+    inputs = _drive(drive, view), _flat(v, view), x.reshape(steps, *view.shape)
+    run = functools.partial(_call, "lif_forward", _forward, rule, view)
+    bits, last = run(inputs, (bits, last), {}, interpret)
     return _spikes(bits, steps, x), None if v is None else last.reshape(v.shape)
 
 
@@ -87,28 +68,25 @@ def lif_backward(
     interpret: bool = False,
 ) -> tuple[Drive, Array | None, Array]:
     """Cotangents of `drive`, `v` and `x` from those of the spikes and the last `v`."""
-    view = _View.of(x, drive)
-    over, like = view.over(x.shape[0]), jax.ShapeDtypeStruct
-    dtype = _membrane(x)
-    starts = -(-x.shape[0] // _STEPS)
+    view, like = _view("lif_backward", x, drive), jax.ShapeDtypeStruct
+    over, dtype = (x.shape[0], *view.shape), float32_at_least(x.dtype)
+    parts = -(-x.shape[0] // _STEPS)
     outputs = _Gradients(
         dx=like(over, x.dtype),
-        dv=None if v is None else like(view.step, dtype),
-        ddrive=view.partial_sums(drive, dtype),
-        starts=like(view.over(starts), dtype) if starts > 1 else None,
+        dv=None if v is None else like(view.shape, dtype),
+        ddrive=_partial_sums(drive, view, dtype),
+        starts=like((parts, *view.shape), dtype) if parts > 1 else None,
     )
-    inputs = (
-        view.drive(drive),
-        _flat(v, view.step),
-        x.reshape(over),
-        ds.reshape(over),
-        _flat(dv, view.step),
-    )
-    written_over = {len(jax.tree.leaves(inputs[:3])): 0}  # dx over ds
-    found = _call(_backward, rule, view, inputs, outputs, written_over, interpret)
+    given = _drive(drive, view), _flat(v, view), x.reshape(over)
+    inputs = *given, ds.reshape(over), _flat(dv, view)
+    written_over = {len(jax.tree.leaves(given)): 0}  # dx over ds
+    run = functools.partial(_call, "lif_backward", _backward, rule, view)
+    found = run(inputs, outputs, written_over, interpret)
     ddrive = jax.tree.map(_sum_to, found.ddrive, drive)
     dv0 = None if v is None else found.dv.reshape(v.shape)
-    return ddrive, dv0, found.dx.reshape(x.shape)
+    # A barrier, or XLA fuses the reshape into what reads `dx`, which then cannot be
+    # written over it: shapes differ.
+    return ddrive, dv0, lax.optimization_barrier(found.dx.reshape(x.shape))
 
 
 class _Gradients(NamedTuple):
@@ -118,14 +96,6 @@ class _Gradients(NamedTuple):
     dv: Any
     ddrive: Any
     starts: Any
-
-
-def _membrane(x: Array) -> Any:
-    return float32_at_least(x.dtype)
-
-
-def _flat(a: Array | None, shape: tuple[int, ...]) -> Array | None:
-    return None if a is None else a.reshape(shape)
 
 
 def _spikes(bits: Array, steps: int, like: Array) -> Array:
@@ -143,122 +113,62 @@ def _sum_to(partial: Array, like: Array) -> Array:
     return partial.sum(0 if like.size > 1 else None).reshape(like.shape)
 
 
-# --- how arrays are cut ---------------------------------------------------------------
+# --- what the kernels see -------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _View:
-    """A time step as `[row, column]`, and the tile of it that one program runs."""
-
-    rows: int
-    columns: int
-
-    @classmethod
-    def of(cls, x: Array, drive: Drive) -> "_View":
-        """One long row, unless some of `drive` is given per feature, the last axis."""
-        size = x[0].size if x.ndim > 1 else 1
-        per_feature = any(1 < a.size < size for a in jax.tree.leaves(drive))
-        columns = x.shape[-1] if per_feature else size
-        return cls(size // columns, columns)
-
-    @property
-    def step(self) -> tuple[int, int]:
-        return self.rows, self.columns
-
-    def over(self, steps: int) -> tuple[int, int, int]:
-        return steps, self.rows, self.columns
-
-    def tile(self, elements: int) -> tuple[int, int]:
-        """Rows and columns, powers of two, of a tile of `elements`."""
-        columns = min(pl.next_power_of_2(self.columns), elements)
-        rows = min(pl.next_power_of_2(self.rows), elements // columns)
-        return rows, columns
-
-    def grid(self, elements: int) -> tuple[int, int]:
-        rows, columns = self.tile(elements)
-        return pl.cdiv(self.rows, rows), pl.cdiv(self.columns, columns)
-
-    def drive(self, drive: Drive) -> Drive:
-        """Its arrays as `[1, 1]`, `[1, column]` or `[row, column]`."""
-        return jax.tree.map(self._drive, drive)
-
-    def _drive(self, a: Array) -> Array:
-        if a.size == 1:
-            return a.reshape(1, 1)
-        rows = self.rows if a.size == self.rows * self.columns else 1
-        return a.reshape(rows, self.columns)
-
-    def partial_sums(self, drive: Drive, dtype: Any) -> Drive:
-        """Shapes of what the programs sum of the cotangents of `drive`."""
-        rows, columns = self.grid(TUNING["backward"].elements)
-        shapes = {1: (rows, columns), self.columns: (rows, self.columns)}
-        return jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(shapes.get(a.size, self.step), dtype), drive
-        )
+def _view(kernel: str, x: Array, drive: Drive) -> View:
+    """A time step: one long row, unless `drive` has some per feature, the last axis."""
+    size = math.prod(x.shape[1:])
+    per_feature = any(1 < a.size < size for a in jax.tree.leaves(drive))
+    columns = x.shape[-1] if per_feature else size
+    return View(size // columns, columns, TUNING[kernel].elements)
 
 
-class _Tile:
-    """Where one program stands: its rows, its columns, and which of them exist."""
+def _drive(drive: Drive, view: View) -> Drive:
+    """Its arrays as `[1, 1]`, `[1, column]` or `[row, column]`."""
+    shapes = {1: (1, 1), view.columns: (1, view.columns)}
+    return jax.tree.map(lambda a: a.reshape(shapes.get(a.size, view.shape)), drive)
 
-    def __init__(self, view: _View, elements: int) -> None:
-        self.rows, self.columns = view.tile(elements)
-        across = view.grid(elements)[1]
-        self.program = pl.program_id(0) // across, pl.program_id(0) % across
-        self.row = self.program[0] * self.rows + jnp.arange(self.rows)[:, None]
-        self.column = self.program[1] * self.columns + jnp.arange(self.columns)[None]
-        self.exists = (self.row < view.rows) & (self.column < view.columns)
 
-    def read(self, ref: Any, dtype: Any, *step: Any) -> Array:
-        """The tile of a time step, or of an array that broadcasts to one."""
-        *_, rows, columns = ref.shape
-        row = self.row if rows > 1 else jnp.zeros_like(self.row)
-        column = self.column if columns > 1 else jnp.zeros_like(self.column)
-        place = ref.at[(*step, *jnp.broadcast_arrays(row, column))]
-        return plgpu.load(place, mask=self.exists, other=0).astype(dtype)
+def _partial_sums(drive: Drive, view: View, dtype: Any) -> Drive:
+    """Shapes of what the programs sum of the cotangents of `drive`."""
+    rows, _ = view.tiles
+    shapes = {1: view.tiles, view.columns: (rows, view.columns)}
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(shapes.get(a.size, view.shape), dtype), drive
+    )
 
-    def write(self, ref: Any, a: Array, *step: Any) -> None:
-        place = ref.at[(*step, *jnp.broadcast_arrays(self.row, self.column))]
-        plgpu.store(place, a.astype(ref.dtype), mask=self.exists)
 
-    def write_sum(self, ref: Any, like: Any, a: Array) -> None:
-        """Into partial sums for an operand `like`; what does not exist is zero."""
-        if like.shape[0] > 1:
-            self.write(ref, a)
-        elif like.shape[1] > 1:
-            column = self.column[0]
-            place = ref.at[jnp.full_like(column, self.program[0]), column]
-            plgpu.store(place, a.sum(0), mask=column < like.shape[1])
-        else:
-            ref[self.program] = a.sum()
+def _flat(a: Array | None, view: View) -> Array | None:
+    return None if a is None else a.reshape(view.shape)
 
 
 def _call(
+    name: str,
     body: Callable[..., None],
     rule: Membrane,
-    view: _View,
+    view: View,
     inputs: Any,
     outputs: Any,
     aliases: dict[int, int],
     interpret: bool,
 ) -> Any:
     """Runs a kernel of trees of references: `body(rule, tile, *inputs, *outputs)`."""
-    tuning = TUNING[body.__name__.removeprefix("_")]
     (given, taken), (made, making) = map(jax.tree.flatten, (inputs, outputs))
 
     def kernel(*refs: Any) -> None:
         ins = jax.tree.unflatten(taken, refs[: len(given)])
         outs = jax.tree.unflatten(making, refs[len(given) :])
-        body(rule, _Tile(view, tuning.elements), *ins, *outs)
+        body(rule, Tile(view), *ins, *outs)
 
-    kernel.__name__ = f"snnjax_lif{body.__name__}"
     leaves = pl.pallas_call(
         kernel,
         out_shape=made,
-        grid=(math.prod(view.grid(tuning.elements)),),
+        grid=view.grid,
         input_output_aliases=aliases,
-        compiler_params=tuning.params,
+        compiler_params=TUNING[name].params,
         interpret=interpret,
-        name=kernel.__name__,
+        name=f"snnjax_{name}",
     )(*given)
     return jax.tree.unflatten(making, leaves)
 
@@ -267,7 +177,7 @@ def _call(
 
 
 def _forward(
-    rule: Membrane, tile: _Tile, drive: Any, v: Any, x: Any, bits: Any, last: Any
+    rule: Membrane, tile: Tile, drive: Any, v: Any, x: Any, bits: Any, last: Any
 ) -> None:
     dtype = float32_at_least(x.dtype)
     drive = jax.tree.map(lambda ref: tile.read(ref, dtype), drive)
@@ -289,15 +199,15 @@ def _forward(
         tile.write(last, v)
 
 
-def _start(rule: Membrane, tile: _Tile, v: Any, dtype: Any) -> Array:
+def _start(rule: Membrane, tile: Tile, v: Any, dtype: Any) -> Array:
     if v is not None:
         return tile.read(v, dtype)
-    return jnp.full((tile.rows, tile.columns), rule.rest, dtype)
+    return jnp.full(tile.shape, rule.rest, dtype)
 
 
 def _backward(
     rule: Membrane,
-    tile: _Tile,
+    tile: Tile,
     drive: Any,
     v: Any,
     x: Any,

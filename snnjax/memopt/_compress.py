@@ -7,14 +7,15 @@ and compressor travel beside them as static data, and the dtype comes back as it
 
 import abc
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from .. import kernels
 from .._types import Array
 from ._fault import raise_where
 from ._grid import BINARY, Grid
@@ -113,16 +114,22 @@ class BitSpikeCompressor(BaseSpikeCompressor):
 
     A payload for `x` of `[time, batch, ...]` is uint8 `[time, batch, ceil(n / 8)]`,
     where `n` is the number of values in `...`.
+
+    Args:
+        implementation: `None` and `"xla"` are XLA's own program, which fuses with what
+            is around it; `"pallas"` forces a kernel, on CUDA devices.
     """
 
+    implementation: str | None = None
     holds = BINARY
     separable = True
 
     def compress(self, x: Array) -> Array:
-        return _packed(_flat(x).astype(bool))
+        return _pack(1, self.implementation, _flat(x).astype(jnp.uint8))
 
     def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        return _bits(data, shape).reshape(shape).astype(dtype)
+        n = math.prod(shape[2:])
+        return _unpack(1, n, self.implementation, data).reshape(shape).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,18 +137,21 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
     """Keeps `bits` bits a value; for `scale * {lo .. lo + 2**bits - 1}`.
 
     Sums of spikes (SEW-ResNet's ADD) and pooled spikes: 0..3 take two bits, multiples
-    of 1/4 in 0..1 three. A payload for `x` of `[time, batch, ...]` is uint8 `[time,
-    batch, bits, ceil(n / 8)]`, one plane of bits after the other.
+    of 1/4 in 0..1 three. A payload for `x` of `[time, batch, ...]` is one array for
+    each of the widths 8, 4, 2 and 1 that sum to `bits`, uint8 `[time, batch, ceil(n *
+    width / 8)]`.
 
     Args:
         bits: 1 to 16.
         lo: smallest member, in units of `scale`.
         scale: a power of two.
+        implementation: as for `BitSpikeCompressor`.
     """
 
     bits: int
     lo: int = 0
     scale: float = 1.0
+    implementation: str | None = None
     separable = True
 
     def __post_init__(self) -> None:
@@ -166,19 +176,32 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
         """The one with the fewest bits that holds `grid`."""
         return cls(max(grid.bits, 1), grid.lo, 2.0**grid.exponent)
 
-    def compress(self, x: Array) -> Array:
+    def compress(self, x: Array) -> tuple[Array, ...]:
         # At most 2**24 units of a power of two: float32 holds both steps.
         units = _flat(x).astype(jnp.float32) / self.scale - self.lo
-        k = units.astype(jnp.int32)[:, :, None] >> self._planes()
-        return _packed((k & 1).astype(bool))
+        units = units.astype(jnp.int32)
+        return tuple(
+            _pack(width, self.implementation, _field(units, width, at))
+            for width, at in self._fields()
+        )
 
-    def decompress(self, data: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        planes = _bits(data, shape).astype(jnp.int32) << self._planes()
-        units = (planes.sum(2) + self.lo).astype(jnp.float32)
+    def decompress(self, data: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+        n = math.prod(shape[2:])
+        fields = (
+            _unpack(width, n, self.implementation, packed).astype(jnp.int32) << at
+            for packed, (width, at) in zip(data, self._fields())
+        )
+        units = (sum(fields) + jnp.int32(self.lo)).astype(jnp.float32)
         return (units * self.scale).reshape(shape).astype(dtype)
 
-    def _planes(self) -> Array:
-        return jnp.arange(self.bits).reshape(1, 1, -1, 1)
+    def _fields(self) -> list[tuple[int, int]]:
+        """Widths that sum to `bits`, widest first, each with the place of its bits."""
+        fields, at = [], 0
+        while at < self.bits:
+            width = next(w for w in (8, 4, 2, 1) if at + w <= self.bits)
+            fields.append((width, at))
+            at += width
+        return fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,21 +302,56 @@ def _flat(x: Array) -> Array:
     return x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
 
 
-def _packed(bits: Array) -> Array:
-    """`packbits` along the last axis.
+def _field(units: Array, width: int, at: int) -> Array:
+    return ((units >> at) & (2**width - 1)).astype(jnp.uint8)
 
-    Behind a barrier: XLA:GPU may keep the sums, of 32 bits each, and make bytes of them
-    in the backward pass (2.1 activations of a chain of 24 blocks on an H200).
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _pack(width: int, implementation: str | None, values: Array) -> Array:
+    """Bytes of values of `width` bits, along the last axis; `kernels.pack` says how."""
+    if width == 8:
+        return values
+    return kernels.choose(
+        implementation or "xla",
+        functools.partial(_pack_by_xla, width),
+        functools.partial(kernels.pack, width),
+        values,
+        refused=kernels.bitpack_refusal(values),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _unpack(width: int, n: int, implementation: str | None, packed: Array) -> Array:
+    if width == 8:
+        return packed
+    return kernels.choose(
+        implementation or "xla",
+        functools.partial(_unpack_by_xla, width, n),
+        functools.partial(kernels.unpack, width, n),
+        packed,
+        refused=kernels.bitpack_refusal(packed),
+    )
+
+
+def _pack_by_xla(width: int, values: Array) -> Array:
+    """By `or` of slices, elementwise. `jnp.packbits` sums along the last axis, in 32
+    bits, and XLA:GPU kept these sums until the backward pass (2.1 activations of a
+    chain of 24 blocks on an H200).
     """
-    return lax.optimization_barrier(jnp.packbits(bits, axis=-1))
+    per_byte = 8 // width
+    columns = -(-values.shape[-1] // per_byte)
+    pad = per_byte * columns - values.shape[-1]
+    values = jnp.pad(values, ((0, 0), (0, 0), (0, pad)))
+    fields = values.reshape(*values.shape[:2], per_byte, columns)
+    shifted = (fields[:, :, i] << (i * width) for i in range(per_byte))
+    return functools.reduce(jnp.bitwise_or, shifted)
 
 
-def _bits(data: Array, shape: tuple[int, ...]) -> Array:
-    """Bits, a byte each, along the last axis; `packbits` undone."""
-    n = math.prod(shape[2:])
-    if 0 in shape:  # which unpackbits does not take
-        return jnp.zeros((*data.shape[:-1], n), jnp.uint8)
-    return jnp.unpackbits(data, axis=-1, count=n)
+def _unpack_by_xla(width: int, n: int, packed: Array) -> Array:
+    per_byte = 8 // width
+    places = jnp.arange(per_byte, dtype=jnp.uint8).reshape(1, 1, -1, 1) * width
+    values = (packed[:, :, None] >> places) & (2**width - 1)
+    return values.reshape(*packed.shape[:2], per_byte * packed.shape[-1])[..., :n]
 
 
 def _subclasses(cls: type) -> list[type]:
