@@ -6,12 +6,11 @@ number of bytes of a row. Neighbours in memory are read, and written, by neighbo
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from .._types import Array
-from ._tile import TUNING, Tile, View
+from ._tile import TUNING, Tile, View, made
 
 
 def pack(width: int, values: Array, *, interpret: bool = False) -> Array:
@@ -66,12 +65,12 @@ def _run(
 ) -> Array:
     rows = given.size // given.shape[-1]
     view = View(rows, columns, TUNING[name].elements)
-    made = pl.pallas_call(
+    result = pl.pallas_call(
         lambda *refs: body(Tile(view), *refs),
-        out_shape=jax.ShapeDtypeStruct((rows, shape[-1]), jnp.uint8),
+        out_shape=made(given, (rows, shape[-1]), jnp.uint8),
         grid=view.grid,
         compiler_params=TUNING[name].params,
         interpret=interpret,
         name=f"snnjax_{name}",
     )(given.reshape(rows, -1))
-    return made.reshape(shape)
+    return result.reshape(shape)

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
 from .._membrane import Drive, Membrane
 from .._types import Array, float32_at_least
-from ._tile import TUNING, Tile, View
+from ._tile import TUNING, Tile, View, made
 
 _BYTE = 8  # spikes to a byte
 _STEPS = 16  # potentials of a value that the backward pass holds in registers
@@ -49,8 +50,8 @@ def lif_forward(
         interpret: run as ordinary JAX, on any platform.
     """
     view, steps = _view("lif_forward", x, drive), x.shape[0]
-    bits = jax.ShapeDtypeStruct((-(-steps // _BYTE), *view.shape), jnp.uint8)
-    last = None if v is None else jax.ShapeDtypeStruct(view.shape, v.dtype)
+    bits = made(x, (-(-steps // _BYTE), *view.shape), jnp.uint8)
+    last = None if v is None else made(x, view.shape, v.dtype)
     inputs = _drive(drive, view), _flat(v, view), x.reshape(steps, *view.shape)
     run = functools.partial(_call, "lif_forward", _forward, rule, view)
     bits, last = run(inputs, (bits, last), {}, interpret)
@@ -68,13 +69,13 @@ def lif_backward(
     interpret: bool = False,
 ) -> tuple[Drive, Array | None, Array]:
     """Cotangents of `drive`, `v` and `x` from those of the spikes and the last `v`."""
-    view, like = _view("lif_backward", x, drive), jax.ShapeDtypeStruct
+    view, like = _view("lif_backward", x, drive), functools.partial(made, ds)
     over, dtype = (x.shape[0], *view.shape), float32_at_least(x.dtype)
     parts = -(-x.shape[0] // _STEPS)
     outputs = _Gradients(
         dx=like(over, x.dtype),
         dv=None if v is None else like(view.shape, dtype),
-        ddrive=_partial_sums(drive, view, dtype),
+        ddrive=_partial_sums(drive, view, like),
         starts=like((parts, *view.shape), dtype) if parts > 1 else None,
     )
     given = _drive(drive, view), _flat(v, view), x.reshape(over)
@@ -130,13 +131,11 @@ def _drive(drive: Drive, view: View) -> Drive:
     return jax.tree.map(lambda a: a.reshape(shapes.get(a.size, view.shape)), drive)
 
 
-def _partial_sums(drive: Drive, view: View, dtype: Any) -> Drive:
+def _partial_sums(drive: Drive, view: View, like: Callable[..., Any]) -> Drive:
     """Shapes of what the programs sum of the cotangents of `drive`."""
     rows, _ = view.tiles
     shapes = {1: view.tiles, view.columns: (rows, view.columns)}
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(shapes.get(a.size, view.shape), dtype), drive
-    )
+    return jax.tree.map(lambda a: like(shapes.get(a.size, view.shape), a.dtype), drive)
 
 
 def _flat(a: Array | None, view: View) -> Array | None:
@@ -154,7 +153,7 @@ def _call(
     interpret: bool,
 ) -> Any:
     """Runs a kernel of trees of references: `body(rule, tile, *inputs, *outputs)`."""
-    (given, taken), (made, making) = map(jax.tree.flatten, (inputs, outputs))
+    (given, taken), (results, making) = map(jax.tree.flatten, (inputs, outputs))
 
     def kernel(*refs: Any) -> None:
         ins = jax.tree.unflatten(taken, refs[: len(given)])
@@ -163,7 +162,7 @@ def _call(
 
     leaves = pl.pallas_call(
         kernel,
-        out_shape=made,
+        out_shape=results,
         grid=view.grid,
         input_output_aliases=aliases,
         compiler_params=TUNING[name].params,
@@ -193,7 +192,7 @@ def _forward(
 
     v = _start(rule, tile, v, dtype)
     whole, rest = divmod(x.shape[0], _BYTE)
-    v = lax.fori_loop(0, whole, byte, v)
+    v = lax.fori_loop(np.int32(0), np.int32(whole), byte, v)
     v = byte(whole, v, rest) if rest else v
     if last is not None:
         tile.write(last, v)
@@ -251,7 +250,8 @@ def _backward(
         return dv, dd
 
     v = _start(rule, tile, v, dtype)
-    last = lax.fori_loop(0, whole, advance, v) if whole else v
+    start, stop = np.int32(0), np.int32(whole)  # under x64 too
+    last = lax.fori_loop(start, stop, advance, v) if whole else v
     dv = jnp.zeros(v.shape, dtype) if dv is None else tile.read(dv, dtype)
     carry = retreat(whole, last, (dv, jax.tree.map(jnp.zeros_like, drive)), rest)
 
@@ -259,7 +259,7 @@ def _backward(
         part = whole - 1 - i
         return retreat(part, tile.read(starts, dtype, part), carry)
 
-    dv, dd = lax.fori_loop(0, whole, earlier, carry) if whole else carry
+    dv, dd = lax.fori_loop(start, stop, earlier, carry) if whole else carry
     if dv0 is not None:
         tile.write(dv0, dv)
     jax.tree.map(tile.write_sum, ddrive, given, dd)

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
@@ -68,6 +69,16 @@ class View:
         return (math.prod(self.tiles),)
 
 
+def made(a: Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """A result of a kernel, that varies over devices inside `shard_map` as `a` does."""
+    varies = jax.typeof(a).manual_axis_type
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varies)
+
+
+def _count(n: int) -> Array:
+    return jnp.arange(n, dtype=jnp.int32)  # as `pl.program_id`, under x64 too
+
+
 class Tile:
     """Where one program stands: its rows and columns, and which of them exist."""
 
@@ -75,8 +86,8 @@ class Tile:
         self.shape = rows, columns = view.tile
         across = view.tiles[1]
         self.program = pl.program_id(0) // across, pl.program_id(0) % across
-        self.row = self.program[0] * rows + jnp.arange(rows)[:, None]
-        self.column = self.program[1] * columns + jnp.arange(columns)[None]
+        self.row = self.program[0] * rows + _count(rows)[:, None]
+        self.column = self.program[1] * columns + _count(columns)[None]
         self.exists = (self.row < view.rows) & (self.column < view.columns)
 
     def read(self, ref: Any, dtype: Any, *step: Any, shift: int = 0) -> Array:
@@ -87,7 +98,8 @@ class Tile:
         """
         *_, rows, columns = ref.shape
         row = self.row if rows > 1 else jnp.zeros_like(self.row)
-        column = self.column + shift if columns > 1 else jnp.zeros_like(self.column)
+        wide = columns > 1 or shift
+        column = self.column + shift if wide else jnp.zeros_like(self.column)
         place = ref.at[(*step, *jnp.broadcast_arrays(row, column))]
         mask = self.exists & (column < columns)
         return plgpu.load(place, mask=mask, other=0).astype(dtype)
