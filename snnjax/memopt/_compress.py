@@ -341,17 +341,19 @@ def _pack_by_xla(width: int, values: Array) -> Array:
     per_byte = 8 // width
     columns = -(-values.shape[-1] // per_byte)
     pad = per_byte * columns - values.shape[-1]
-    values = jnp.pad(values, ((0, 0), (0, 0), (0, pad)))
-    fields = values.reshape(*values.shape[:2], per_byte, columns)
-    shifted = (fields[:, :, i] << (i * width) for i in range(per_byte))
+    values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, pad)])
+    fields = values.reshape(*values.shape[:-1], per_byte, columns)
+    shifted = (fields[..., i, :] << (i * width) for i in range(per_byte))
     return functools.reduce(jnp.bitwise_or, shifted)
 
 
 def _unpack_by_xla(width: int, n: int, packed: Array) -> Array:
     per_byte = 8 // width
-    places = jnp.arange(per_byte, dtype=jnp.uint8).reshape(1, 1, -1, 1) * width
-    values = (packed[:, :, None] >> places) & (2**width - 1)
-    return values.reshape(*packed.shape[:2], per_byte * packed.shape[-1])[..., :n]
+    *leading, columns = packed.shape
+    places = jnp.arange(0, 8, width, dtype=jnp.uint8)
+    places = places.reshape(*(1 for _ in leading), per_byte, 1)
+    values = (packed[..., None, :] >> places) & (2**width - 1)
+    return values.reshape(*leading, per_byte * columns)[..., :n]
 
 
 def _subclasses(cls: type) -> list[type]:
