@@ -30,3 +30,6 @@ from ._neuron import Step as Step
 from ._neuron import keep_state as keep_state
 from ._neuron import reset_state as reset_state
 from ._neuron import scan as scan
+from ._parallel import PSN as PSN
+from ._parallel import MaskedPSN as MaskedPSN
+from ._parallel import SlidingPSN as SlidingPSN

@@ -13,9 +13,9 @@ import jax
 from flax import nnx
 from flax.typing import PaddingLike
 
-from ._conv import add_bias, conv_general_dilated
-from ._norm import batch_moments, normalize
-from ._types import Array, check_time_major
+from .._conv import add_bias, conv_general_dilated
+from .._norm import batch_moments, normalize
+from .._types import Array, check_time_major
 
 Linear = nnx.Linear
 Dropout = nnx.Dropout
