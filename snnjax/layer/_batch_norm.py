@@ -1,6 +1,5 @@
 """Batch norms of spiking networks: one knows the threshold, one knows the time step."""
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,7 +77,7 @@ class TemporalEffectiveBatchNorm(BatchNorm):
     ) -> Array:
         """`[time, batch, ..., num_features]`, normalized per feature, scaled per step."""
         y = super().__call__(x, use_running_average, mask=mask)
-        steps, known = len(x), math.prod(self.p.shape)
+        steps, known = len(x), self.p.shape[0]
         if steps > known:
             raise ValueError(
                 f"`x` has shape {tuple(x.shape)}, {steps} time steps; allowed are "
