@@ -60,8 +60,10 @@ def adaptive(x, state, *, tau, tau_adaptation, beta, v_reset, decay_input, detac
     v, b = state
     rest, rho = v_reset or 0.0, math.exp(-1 / tau_adaptation)
     for now in x:
-        h = v + (now - v + rest) * (1 / tau) if decay_input else (
-            v - (v - rest) * (1 / tau) + now
+        h = (
+            v + (now - v + rest) * (1 / tau)
+            if decay_input
+            else (v - (v - rest) * (1 / tau) + now)
         )
         a = 1.0 + beta * b
         s = (h - a).spike()
@@ -177,7 +179,9 @@ def band(model):
         return [[w[order - 1 - (t - s)] if 0 <= t - s < order else 0.0
                  for s in range(STEPS)] for t in range(STEPS)]  # fmt: skip
     if isinstance(model, neuron.MaskedPSN):
-        inside = [[0 <= t - s < model.order for s in range(STEPS)] for t in range(STEPS)]
+        inside = [
+            [0 <= t - s < model.order for s in range(STEPS)] for t in range(STEPS)
+        ]
         return np.where(inside, w, w * (1 - model.masking))
     return w
 

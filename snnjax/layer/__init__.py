@@ -1,4 +1,4 @@
-"""Layers over `[time, batch, ...]`: Flax's, norms of spiking networks, blocks, attention.
+"""Layers over `[time, batch, ...]`: Flax's, spiking norms, blocks and attention.
 
 Time and batch are in front, channels are last. A block is a projection, its batch norm
 and its neuron, the unit that a network is made of and that the memory planner targets.

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from .._per_step import per_step
 from .._types import Array
 from ._flax import BatchNorm
 
@@ -75,14 +76,7 @@ class TemporalEffectiveBatchNorm(BatchNorm):
         *,
         mask: Array | None = None,
     ) -> Array:
-        """`[time, batch, ..., num_features]`, normalized per feature, scaled per step."""
+        """`[time, batch, ..., num_features]`, normalized, and scaled per step."""
         y = super().__call__(x, use_running_average, mask=mask)
-        steps, known = len(x), self.p.shape[0]
-        if steps > known:
-            raise ValueError(
-                f"`x` has shape {tuple(x.shape)}, {steps} time steps; allowed are "
-                f"{known}, which this layer has scales for: make it with "
-                f"`time_steps={steps}`."
-            )
-        scale = self.p[...][:steps].reshape((-1,) + (1,) * (y.ndim - 1))
+        scale = per_step(self.p[...], x, "TemporalEffectiveBatchNorm")
         return y * scale.astype(y.dtype)

@@ -23,7 +23,7 @@ class _Block(nnx.Module):
     pool: Any
 
     def __call__(self, x: Array) -> Array:
-        """`[time, batch, ..., in_features]` to spikes `[time, batch, ..., out_features]`."""
+        """`[time, batch, ..., in_features]` to spikes `[..., out_features]`."""
         spikes = self.neuron(self.proj_bn(x))
         return spikes if self.pool is None else self.pool(spikes)
 

@@ -54,7 +54,7 @@ class DVSGestureNet(nnx.Module):
                 f"`image_size` is {image_size}; allowed is a multiple of {2**depth}, "
                 f"since {depth} blocks halve it."
             )
-        settings = {"dtype": dtype, "rngs": rngs}
+        settings: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         self.image = image_size, image_size, 2
         self.features = layer.Sequential(
             *(
@@ -69,7 +69,7 @@ class DVSGestureNet(nnx.Module):
             )
         )
         features = width * (image_size // 2**depth) ** 2
-        plain = settings | {"use_bias": False}
+        plain: dict[str, Any] = settings | {"use_bias": False}
         self.classifier = layer.Sequential(
             layer.Flatten(),
             layer.Dropout(dropout, broadcast_dims=(0,), rngs=rngs),

@@ -2,8 +2,8 @@
 
 Yao et al., "Spike-driven Transformer V2: Meta Spiking Neural Network Architecture
 Inspiring the Design of Next-generation Neuromorphic Chips", ICLR 2024. A block takes
-and gives currents, and begins with a neuron; so what a segment keeps is a current, which
-packs into no bits. Split the blocks where that matters: their parts take spikes.
+and gives currents, and begins with a neuron; so what a segment keeps is a current,
+which packs into no bits.
 """
 
 import functools
@@ -30,7 +30,7 @@ class _Projection(nnx.Module):
     def __call__(self, x: Array) -> Array:
         return self.proj_bn(x if self.neuron is None else self.neuron(x))
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         neuron = () if self.neuron is None else (self.neuron,)
         return *neuron, self.proj_bn
 
@@ -123,7 +123,7 @@ class MetaConvBlock(nnx.Module):
             x = x + self.separable(x)
             return x + self.channel(x)
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         """The four projections, in order."""
         return *self.separable.layers, *self.channel.layers
 
@@ -172,7 +172,7 @@ class MetaTransformerBlock(nnx.Module):
             x = x + self.attention(x)
             return x + self.mlp(x)
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         """The attention and the projections of the perceptron."""
         return self.attention, *self.mlp.layers
 

@@ -67,14 +67,14 @@ class SpikingPatchEmbedding(nnx.Module):
         self.shortcut = layer.ConvBlock(half, features, 1, strides=strides, **settings)
 
     def __call__(self, x: Array) -> Array:
-        """`[time, batch, height, width, in_features]` to patches, 0 to 2 spikes each."""
+        """`[time, batch, height, width, in_features]` to patches, 0 to 2 spikes."""
         with jax.named_scope("snn.spiking_patch_embedding"):
             x = x if self.first is None else self.first(x)
             y = self.wide(x)
             y = y if self.second is None else self.second(y)
             return y + self.shortcut(x)
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         """The blocks, in order."""
         blocks = self.first, self.wide, self.second, self.shortcut
         return tuple(block for block in blocks if block is not None)

@@ -89,7 +89,7 @@ class SEWBlock(nnx.Module):
                 s, x if self.shortcut is None else self.shortcut(x)
             )
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         """The blocks of the branch and that of the shortcut, if there is one."""
         shortcut = () if self.shortcut is None else (self.shortcut,)
         return *self.branch.layers, *shortcut

@@ -64,12 +64,12 @@ class SpikingPatchSplitting(nnx.Module):
         self.position = layer.ConvBlock(features, features, **settings)
 
     def __call__(self, x: Array) -> Array:
-        """`[time, batch, height, width, in_features]` to patches, 0 to 2 spikes each."""
+        """`[time, batch, height, width, in_features]` to patches, 0 to 2 spikes."""
         with jax.named_scope("snn.spiking_patch_splitting"):
             patches = self.blocks(x)
             return patches + self.position(patches)
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         """The blocks, in order."""
         return *self.blocks.layers, self.position
 
@@ -106,7 +106,7 @@ class SpikingMLP(nnx.Module):
         """`[time, batch, ..., features]` to spikes of the same shape."""
         return self.narrow(self.wide(x))
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         """Both blocks."""
         return self.wide, self.narrow
 
@@ -145,7 +145,7 @@ class SpikformerBlock(nnx.Module):
             x = x + self.attention(x)
             return x + self.mlp(x)
 
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
+    def __spatial_split__(self) -> tuple[Any, ...]:
         """The attention and the perceptron."""
         return self.attention, self.mlp
 

@@ -18,6 +18,7 @@ from .. import surrogate as _surrogate
 from .._types import Array
 from ._frames import check_frames
 
+
 class VGGBlock(layer.ConvBlock):
     """`Convolution, batch normalisation, LIF[, average pool]`.
 

@@ -56,8 +56,10 @@ class _Adaptation:
         del constants
         b, a = jnp.split(state, 2, -1)[1], self.threshold(state)
         h, given = above + a, lax.stop_gradient(s) if self.detach_reset else s
-        soft = self.v_reset is None
-        v = h - a * given if soft else h * (1 - given) + self.v_reset * given
+        if self.v_reset is None:
+            v = h - a * given
+        else:
+            v = h * (1 - given) + self.v_reset * given
         return jnp.concatenate([v, self.rho * b + (1 - self.rho) * s], -1)
 
 
@@ -110,7 +112,7 @@ class ALIF(Neuron):
         )
 
     def initial_state(self, x: Array) -> Array:
-        """Membranes at rest and, behind them, no adaptation: `[batch, 2 * features]`."""
+        """Membranes at rest and, behind them, `b = 0`: `[batch, 2 * features]`."""
         rest = jnp.full((len(x), x[0].size), self.rule.v_reset or 0.0)
         state = jnp.concatenate([rest, jnp.zeros_like(rest)], -1)
         return state.astype(float32_at_least(x.dtype))

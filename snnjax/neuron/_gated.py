@@ -1,9 +1,9 @@
 """Gated LIF: learned gates choose between kinds of leak, input and reset.
 
-    I[t] = (1 - b * (1 - g[t])) * x[t]                          input, gate b
-    u[t] = (1 - a * (1 - tau)) * u[t-1] * (1 - c * s[t-1])      exponential leak, gate a
-           - (1 - a) * leak + I[t]                              or linear leak
-           - (1 - c) * v_reset * s[t-1]                         hard or soft reset, gate c
+    I[t] = (1 - b * (1 - g[t])) * x[t]                       input, gate b
+    u[t] = (1 - a * (1 - tau)) * u[t-1] * (1 - c * s[t-1])   exponential leak, gate a
+           - (1 - a) * leak + I[t]                           or a linear one
+           - (1 - c) * v_reset * s[t-1]                      reset, hard or soft, gate c
     s[t] = 1 if u[t] >= v_threshold else 0
 
 All ten numbers are sigmoids of parameters, `g` one for each time step. Yao et al.,
@@ -20,6 +20,7 @@ from flax import nnx
 
 from .. import surrogate as _surrogate
 from .._membrane import Surrogate
+from .._per_step import per_step
 from .._types import Array, float32_at_least
 from ._causal import Constants, causal
 from ._neuron import Neuron
@@ -91,33 +92,23 @@ class GLIF(Neuron):
         return jnp.zeros((len(x), x[0].size), float32_at_least(x.dtype))
 
     def multi_step(self, x: Array, state: Array) -> tuple[Array, Array]:
-        self._check(x)
-        flat = x.reshape((*x.shape[:2], -1))
-        names = ("a", "b", "c", "tau", "v_threshold", "v_reset", "leak")
-        a, b, c, tau, threshold, reset, leak = (
-            jax.nn.sigmoid(getattr(self, n)[...]) for n in names
-        )
-        g = jax.nn.sigmoid(self.conductance[...][: len(x)])
-        gain = (1 - b * (1 - g)).reshape(-1, 1, 1).astype(x.dtype)
-        constants = 1 - a * (1 - tau), (1 - a) * leak, c, (1 - c) * reset, threshold
-        with jax.named_scope("snn.glif"):
-            rule = _Gates(self.surrogate)
-            s, state = causal(rule, *constants, state, gain * flat)
-        return s.reshape(x.shape), state
-
-    def _check(self, x: Array) -> None:
-        steps = self.conductance.shape[0]
-        if len(x) > steps:
-            raise ValueError(
-                f"`x` has shape {tuple(x.shape)}, {len(x)} time steps; allowed are "
-                f"{steps}, which this GLIF has conductances for: make it with "
-                f"`time_steps={len(x)}`."
-            )
         if self.kept is not None:
             raise ValueError(
                 "`keep_state` is on, but GLIF has a conductance for each step of a "
                 "whole sequence, and would begin with the first one at every call."
             )
+        flat = x.reshape((*x.shape[:2], -1))
+        names = ("a", "b", "c", "tau", "v_threshold", "v_reset", "leak")
+        a, b, c, tau, threshold, reset, leak = (
+            jax.nn.sigmoid(getattr(self, n)[...]) for n in names
+        )
+        g = jax.nn.sigmoid(per_step(self.conductance[...], flat, "GLIF"))
+        gain = (1 - b * (1 - g)).astype(x.dtype)
+        constants = 1 - a * (1 - tau), (1 - a) * leak, c, (1 - c) * reset, threshold
+        with jax.named_scope("snn.glif"):
+            rule = _Gates(self.surrogate)
+            s, state = causal(rule, *constants, state, gain * flat)
+        return s.reshape(x.shape), state
 
 
 def _logit(name: str, value: float) -> float:

@@ -4,8 +4,8 @@
     s = 1 if h >= threshold else 0
 
 Fang et al., "Parallel Spiking Neurons with High Efficiency and Ability to Learn
-Long-term Dependencies", NeurIPS 2023. There is no loop: one matrix product over the time
-axis. Backward, the input current and the weights are all that is kept.
+Long-term Dependencies", NeurIPS 2023. There is no loop: one matrix product over the
+time axis. Backward, the input current and the weights are all that is kept.
 """
 
 import functools
@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from .. import surrogate as _surrogate
 from .._marks import CAUSAL, marked
@@ -186,9 +185,7 @@ class SlidingPSN(Neuron):
         flat = x.reshape((*x.shape[:2], -1))
         weight = self.weight[...].reshape(-1, 1, 1)  # not of one step: no batch in it
         with jax.named_scope("snn.sliding_psn"):
-            s, state = _slide(
-                self.surrogate, weight, self.threshold[...], state, flat
-            )
+            s, state = _slide(self.surrogate, weight, self.threshold[...], state, flat)
         return s.reshape(x.shape), state
 
 

@@ -12,14 +12,13 @@ from flax import nnx
 
 import snnjax as snn
 from snnjax import memopt, models
-from snnjax.layer import ConvBlock
+from snnjax.layer import ConvBlock, LinearBlock
 from snnjax.memopt import _optimize
 from snnjax.memopt._boundary import prove_loss
 from snnjax.memopt._model import modules_at
 from snnjax.memopt._targets import find_targets, parts_of
 
 IF = functools.partial(snn.neuron.IF, v_threshold=0.5, detach_reset=True)
-LIF = functools.partial(snn.neuron.LIF, tau=1.5, detach_reset=True)
 
 
 def sew(connect="add", depth=18):
@@ -37,11 +36,11 @@ def sew(connect="add", depth=18):
 
 def spikformer():
     return models.Spikformer(
-        16, 2, heads=2, patch_size=2, num_classes=3, neuron=LIVELY, rngs=nnx.Rngs(0)
+        16, 2, heads=2, patch_size=2, num_classes=3, neuron=lively, rngs=nnx.Rngs(0)
     )
 
 
-def LIVELY(v_threshold=0.5):  # noqa: N802, a neuron's maker
+def lively(v_threshold=0.5):
     return snn.neuron.LIF(tau=1.5, v_threshold=v_threshold / 2, detach_reset=True)
 
 
@@ -59,45 +58,74 @@ def vgg():
 
 def dvs_gesture():
     return models.DVSGestureNet(
-        num_classes=2, image_size=16, width=4, depth=3, rngs=nnx.Rngs(0)
+        num_classes=2, image_size=16, width=8, depth=4, rngs=nnx.Rngs(0)
     )
 
 
-def sequential(neuron=LIVELY):
+def sequential(neuron=lively):
     return models.SequentialCIFARNet(
         num_classes=3, height=8, width=4, neuron=neuron, rngs=nnx.Rngs(0)
     )
 
 
-def parallel(kind, *args):
+def qkformer():
+    return models.QKFormer(
+        16, (1, 0, 1), heads=2, num_classes=3, neuron=lively, rngs=nnx.Rngs(0)
+    )
+
+
+def meta():
+    return models.MetaSpikeformer(
+        4, (1, 1), heads=2, mlp_ratio=2, num_classes=3, neuron=lively, rngs=nnx.Rngs(0)
+    )
+
+
+def chain(neuron, norm=None):
+    """Four linear blocks with a neuron of some kind."""
     rngs = nnx.Rngs(1)
-    given = {} if kind is snn.neuron.SlidingPSN else {"rngs": rngs}
-    return sequential(lambda: kind(*args, **given))
+    blocks = [LinearBlock(4, 4, neuron=lambda: neuron(rngs), rngs=rngs) for _ in "1234"]
+    for block in blocks if norm else ():
+        block.proj_bn.layers[1] = norm(rngs)
+    return snn.layer.Sequential(*blocks)
 
 
-SEW, SPIKFORMER = (models.SEWBlock,), (models.SpikformerBlock, ConvBlock)
-IMAGES = (4, 4, 8, 8, 3)
-COLUMNS = (8, 4, 8, 3)
+def temporal(rngs):
+    return snn.layer.TemporalEffectiveBatchNorm(4, 8, rngs=rngs)
+
+
+IMAGES, COLUMNS, VECTORS = (4, 4, 8, 8, 3), (8, 4, 8, 3), (8, 4, 4)
+CONVS, CHAIN = (ConvBlock,), (LinearBlock,)
+SEW = (models.SEWBlock, ConvBlock)
+SPIKFORMER = (models.SpikformerBlock, ConvBlock)
+QKFORMER = (models.SpikformerBlock, models.SpikingPatchEmbedding)
+META = (
+    models.MetaConvBlock,
+    models.MetaTransformerBlock,
+    models.SpikingDownsampling,
+)
 # How to make it, what comes in, and what becomes a segment.
 NETS = {
-    "sew add": (sew, IMAGES, (*SEW, ConvBlock)),
+    "sew add": (sew, IMAGES, SEW),
     "sew iand": (functools.partial(sew, "iand"), IMAGES, SEW),
     "sew and, bottleneck": (functools.partial(sew, "and", 50), IMAGES, SEW),
     "spikformer": (spikformer, IMAGES, SPIKFORMER),
-    "vgg": (vgg, (2, 4, 32, 32, 3), (ConvBlock,)),
-    "dvs gesture": (dvs_gesture, (4, 4, 16, 16, 2), (ConvBlock,)),
-    "sequential": (sequential, COLUMNS, (ConvBlock,)),
-    "sequential, PSN": (
-        functools.partial(parallel, snn.neuron.PSN, 8),
-        COLUMNS,
-        (ConvBlock,),
-    ),
-    "sequential, sliding PSN": (
-        functools.partial(parallel, snn.neuron.SlidingPSN, 3),
-        COLUMNS,
-        (ConvBlock,),
+    "vgg": (vgg, (2, 4, 32, 32, 3), CONVS),
+    "dvs gesture": (dvs_gesture, (4, 4, 16, 16, 2), CONVS),
+    "sequential": (sequential, COLUMNS, CONVS),
+    "qkformer": (qkformer, (2, 4, 16, 16, 3), QKFORMER),
+    "meta-spikeformer": (meta, (2, 4, 32, 32, 3), META),
+    "adaptive": (lambda: chain(lambda r: snn.neuron.ALIF(tau=1.2)), VECTORS, CHAIN),
+    "gated": (lambda: chain(lambda r: snn.neuron.GLIF(8)), VECTORS, CHAIN),
+    "sliding": (lambda: chain(lambda r: snn.neuron.SlidingPSN(3)), VECTORS, CHAIN),
+    "parallel": (lambda: chain(lambda r: snn.neuron.PSN(8, rngs=r)), VECTORS, CHAIN),
+    "temporal norm": (
+        lambda: chain(lambda r: lively(), temporal),
+        VECTORS,
+        CHAIN,
     ),
 }
+# A parallel neuron mixes all time steps: it goes in batch chunks only.
+NO_TIME_CHUNKS = {"parallel"}
 
 
 def loss(net, x):
@@ -132,7 +160,7 @@ def trained(net, x):
         value, gradients = gradient(net, x)
         found.append((value, gradients))
         for path, param in nnx.to_flat_state(nnx.state(net, nnx.Param)):
-            param[...] -= 0.1 * dict(nnx.to_flat_state(gradients))[path][...]
+            param[...] -= 0.01 * dict(nnx.to_flat_state(gradients))[path][...]
     return found, values(net)
 
 
@@ -172,6 +200,7 @@ def level_1(net, x, targets):
 
 
 def split(net, plan, x, targets):
+    """The parts of every target in its place, with their proofs."""
     parts = parts_of(net, find_targets(net, targets))
     modules = modules_at(net, [p for inside in parts.values() for p in inside])
     known = prove_loss(net, modules, loss, (x,), None)
@@ -179,35 +208,35 @@ def split(net, plan, x, targets):
     return dataclasses.replace(plan, segments=segments)
 
 
-def with_currents(net, plan, x, targets):
-    kept = (dataclasses.replace(s, currents=True) for s in plan.segments)
-    return dataclasses.replace(plan, segments=tuple(kept))
+def kept(segment):
+    return dataclasses.replace(segment, currents=True)
 
 
-def restored(net, plan, x, targets):
-    """Every second target plain, the others in chunks."""
-    plain = [s.path for s in plan.segments][::2]
-    return chunked(net, plan.without(*plain), x, targets, batch=2)
+def cut(axis, chunks, forward_by="whole"):
+    settings = {"cut": axis, "chunks": chunks, "forward_by": forward_by}
+    return lambda segment: dataclasses.replace(segment, **settings)
 
 
-def chunked(net, plan, x, targets, **chunks):
-    """The last segment of each kind in chunks; the others at once."""
-    modules = modules_at(net, [s.path for s in plan.segments])
-    last = {type(module): path for path, module in modules.items()}
-    return plan.with_chunks(*last.values(), **chunks)
-
-
+# What the search may make of a target; None leaves it plain.
 MOVES = {
-    "wrap": lambda net, plan, x, targets: plan,
-    "split": split,
-    "currents": with_currents,
-    "batch chunks": functools.partial(chunked, batch=2),
-    "batch chunks, forward too": functools.partial(
-        chunked, batch=3, forward_by="chunks"
-    ),
-    "time chunks": functools.partial(chunked, time=2),
-    "restore": restored,
+    "batch": cut("batch", 2),
+    "gc": lambda segment: segment,
+    "time": cut("time", 2),
+    "batch, all in chunks": cut("batch", 3, "chunks"),
+    "plain": lambda segment: None,
+    "time, forward too": cut("time", 2, "sums"),
+    "currents": kept,
 }
+
+
+def turned(plan, turn, but=()):
+    """Each segment with another move, beginning with move number `turn`."""
+    moves = [move for name, move in MOVES.items() if name not in but]
+    segments = [
+        moves[(i + turn) % len(moves)](segment)
+        for i, segment in enumerate(plan.segments)
+    ]
+    return dataclasses.replace(plan, segments=tuple(s for s in segments if s))
 
 
 def assert_same(came, wanted):
@@ -218,11 +247,45 @@ def assert_same(came, wanted):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * size)
 
 
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("name", NETS)
-def test_training_is_that_of_the_plain_network(name, move):
+def check(name, turn, parts=False):
     make, shape, targets = NETS[name]
     net, x = drawn(make), current(shape)
-    plan = MOVES[move](net, level_1(net, x, targets), x, targets)
-    came = trained(memopt.apply_plan(net, plan), x)
-    assert_same(came, of_the_plain(name))
+    plan = level_1(net, x, targets)
+    plan = split(net, plan, x, targets) if parts else plan
+    but = ("time", "time, forward too") if name in NO_TIME_CHUNKS else ()
+    assert len(plan.segments) >= 4
+    plan = turned(plan, turn, but)
+    assert_same(trained(memopt.apply_plan(net, plan), x), of_the_plain(name))
+
+
+FAST = {("sew add", 0), ("sliding", 0), ("sequential", 4)}
+
+
+def marked(name, turn):
+    marks = [] if (name, turn) in FAST else [pytest.mark.slow]
+    return pytest.param(name, turn, marks=marks)
+
+
+# Four segments, all that a network has at least, meet all seven moves in two turns.
+@pytest.mark.parametrize("name, turn", [marked(n, t) for n in NETS for t in (0, 4)])
+def test_training_is_that_of_the_plain_network(name, turn):
+    check(name, turn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_split_training_is_that_of_the_plain_network(name):
+    check(name, 0, parts=True)
+
+
+@pytest.mark.parametrize("forward_by", ["whole", "sums", "chunks"])
+@pytest.mark.parametrize("kind", ["PSN", "MaskedPSN"])
+def test_time_chunks_of_a_parallel_neuron_are_refused(kind, forward_by):
+    order = (2,) if kind == "MaskedPSN" else ()
+    make = functools.partial(getattr(snn.neuron, kind), *order, 8)
+    net = chain(lambda rngs: make(rngs=rngs))
+    x = current(VECTORS)
+    plan = level_1(net, x, CHAIN)
+    cut = plan.with_chunks("layers.1", time=2, forward_by=forward_by)
+    with pytest.raises(ValueError, match="time steps cannot be kept apart"):
+        nnx.eval_shape(nnx.grad(loss), memopt.apply_plan(net, cut), x)
