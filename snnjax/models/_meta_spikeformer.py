@@ -180,14 +180,15 @@ class MetaTransformerBlock(nnx.Module):
 class MetaSpikeformer(nnx.Module):
     """Meta-SpikeFormer: four convolutional blocks, two stages of transformer blocks.
 
-    ImageNet's are `MetaSpikeformer(width)` with 64, 96 and 128 for 224x224: 15, 31 and
-    55 million parameters. A still image is repeated over time, `jnp.repeat(image[None],
-    4, 0)`.
+    ImageNet's, for 224x224, are `MetaSpikeformer(64, last=360)`, `MetaSpikeformer(96)`
+    and `MetaSpikeformer(128)`: 15, 31 and 55 million parameters. A still image is
+    repeated over time, `jnp.repeat(image[None], 4, 0)`.
 
     Args:
-        width: features of the second downsampling; the others have 1/2, 2, 4 and 5
-            times as many.
+        width: features of the second downsampling; the others have 1/2, 2 and 4 times
+            as many.
         depth: transformer blocks of the last two stages.
+        last: features of the last stage; None is 5 times `width`.
         heads: of the attentions.
         mlp_ratio: how much wider the perceptrons and the 3x3 convolutions are.
         num_classes: of the scores.
@@ -205,6 +206,7 @@ class MetaSpikeformer(nnx.Module):
         width: int = 128,
         depth: Sequence[int] = (6, 2),
         *,
+        last: int | None = None,
         heads: int = 8,
         mlp_ratio: int = 4,
         num_classes: int = 1000,
@@ -219,7 +221,7 @@ class MetaSpikeformer(nnx.Module):
         block = functools.partial(
             MetaTransformerBlock, heads=heads, mlp_ratio=mlp_ratio, **settings
         )
-        half, last = width // 2, 5 * width
+        half, last = width // 2, 5 * width if last is None else last
         self.stages = layer.Sequential(
             down(in_features, half, 7, neuron=None),
             conv(half),
