@@ -58,7 +58,7 @@ class SpikingSelfAttention(nnx.Module):
         rngs: where the initial parameters come from.
 
     Source: Zhou et al., "Spikformer: When Spiking Neural Network Meets Transformer",
-    ICLR 2023, equations 4 to 7.
+    ICLR 2023.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TokenQKAttention(nnx.Module):
             `SpikingSelfAttention`.
 
     Source: Zhou et al., "QKFormer: Hierarchical Spiking Transformer using Q-K
-    Attention", NeurIPS 2024, equations 4 to 6.
+    Attention", NeurIPS 2024.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SpikeDrivenSelfAttention(nnx.Module):
 
     Source: Yao et al., "Spike-driven Transformer V2: Meta Spiking Neural Network
     Architecture Inspiring the Design of Next-generation Neuromorphic Chips", ICLR
-    2024, equations 11 to 14.
+    2024.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class ThresholdDependentBatchNorm(BatchNorm):
         ValueError: there is no scale to start from.
 
     Source: Zheng et al., "Going Deeper With Directly-Trained Larger Spiking Neural
-    Networks", AAAI 2021, equations 5 to 7; the factor is a part of the learned scale.
+    Networks", AAAI 2021; the factor is a part of the learned scale.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TemporalEffectiveBatchNorm(BatchNorm):
         ValueError: at a call, more time steps than that.
 
     Source: Duan et al., "Temporal Effective Batch Normalization in Spiking Neural
-    Networks", NeurIPS 2022, equations 8 and 9.
+    Networks", NeurIPS 2022.
     """
 
     def __init__(self, num_features: int, time_steps: int, **settings: Any) -> None:

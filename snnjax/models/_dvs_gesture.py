@@ -1,7 +1,7 @@
 """The network of the PLIF paper for DVS Gesture: five pooled blocks, ten votes a class.
 
 Fang et al., "Incorporating Learnable Membrane Time Constant to Enhance Learning of
-Spiking Neural Networks", ICCV 2021, section 4 and table 2:
+Spiking Neural Networks", ICCV 2021:
 `{c128k3s1-BN-PLIF-MPk2s2}*5-DP-FC512-PLIF-DP-FC110-PLIF-APk10s10`.
 """
 

@@ -87,7 +87,7 @@ class MetaConvBlock(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
-    Source: Yao et al., ICLR 2024, equations 4 to 7.
+    Source: Yao et al., ICLR 2024, and its code.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class MetaTransformerBlock(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
-    Source: Yao et al., ICLR 2024, equations 8 to 10.
+    Source: Yao et al., ICLR 2024, and its code.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class MetaSpikeformer(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
-    Source: Yao et al., ICLR 2024, table 5 and the paper's code, whose classifier reads
+    Source: Yao et al., ICLR 2024, and its code, whose classifier reads
     the mean current.
     """
 

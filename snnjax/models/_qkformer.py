@@ -35,7 +35,7 @@ class SpikingPatchEmbedding(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
-    Source: Zhou et al., NeurIPS 2024, section 4.4 and the paper's code.
+    Source: Zhou et al., NeurIPS 2024, and its code.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class QKFormer(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
-    Source: Zhou et al., NeurIPS 2024, section 4 and table 1.
+    Source: Zhou et al., NeurIPS 2024, and its code.
     """
 
     def __init__(

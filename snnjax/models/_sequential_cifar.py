@@ -1,7 +1,7 @@
 """Sequential CIFAR: an image comes column by column, one time step each.
 
 Fang et al., "Parallel Spiking Neurons with High Efficiency and Ability to Learn
-Long-term Dependencies", NeurIPS 2023, section 5.2: six 1-D convolution blocks over a
+Long-term Dependencies", NeurIPS 2023, and its code: six 1-D convolution blocks over a
 column, a mean pool after the third and the sixth, two linear layers.
 """
 

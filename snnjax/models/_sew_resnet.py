@@ -16,7 +16,7 @@ from .. import layer
 from .. import neuron as _neuron
 from .._types import Array
 
-# Table 1 of the paper: s are the spikes of the branch, x those of the shortcut.
+# The paper's element-wise functions of spikes: s of the branch, x of the shortcut.
 CONNECT: dict[str, Callable[[Array, Array], Array]] = {
     "add": lambda s, x: s + x,
     "and": lambda s, x: s * x,
@@ -116,7 +116,7 @@ class SEWResNet(nnx.Module):
     Raises:
         ValueError: another depth or connect function.
 
-    Source: Fang et al., NeurIPS 2021, tables 1 and 2.
+    Source: Fang et al., NeurIPS 2021, and its code.
     """
 
     def __init__(

@@ -169,7 +169,7 @@ class Spikformer(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
-    Source: Zhou et al., ICLR 2023, section 3 and table 2. There, each block also has
+    Source: Zhou et al., ICLR 2023, and its code. There, each block also has
     two layer norms that nothing reads; they are left out.
     """
 

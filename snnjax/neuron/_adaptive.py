@@ -8,7 +8,7 @@
     b[t] = rho * b[t-1] + (1 - rho) * s[t],    rho = exp(-1 / tau_adaptation)
 
 Bellec et al., "Long Short-Term Memory and Learning-to-Learn in Networks of Spiking
-Neurons", NeurIPS 2018, equation 1, and "A Solution to the Learning Dilemma for
+Neurons", NeurIPS 2018, and "A Solution to the Learning Dilemma for
 Recurrent Networks of Spiking Neurons", Nature Communications 2020.
 """
 

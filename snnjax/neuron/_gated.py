@@ -8,7 +8,7 @@
 
 All ten numbers are sigmoids of parameters, `g` one for each time step. Yao et al.,
 "GLIF: A Unified Gated Leaky Integrate-and-Fire Neuron for Spiking Neural Networks",
-NeurIPS 2022, equations 5 to 8, layer by layer.
+NeurIPS 2022, layer by layer.
 """
 
 import dataclasses

@@ -73,7 +73,7 @@ class PSN(Neuron):
     Raises:
         ValueError: at a call, another number of time steps, or a state to keep.
 
-    Source: Fang et al., NeurIPS 2023, equations 9 and 10.
+    Source: Fang et al., NeurIPS 2023.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class MaskedPSN(PSN):
             assigning to `neuron.masking`.
         surrogate, rngs: as for `PSN`.
 
-    Source: Fang et al., NeurIPS 2023, equations 11 to 14.
+    Source: Fang et al., NeurIPS 2023.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class SlidingPSN(Neuron):
         order: steps that a step sees.
         surrogate: spike function.
 
-    Source: Fang et al., NeurIPS 2023, equations 15 and 16. The first weights are powers
+    Source: Fang et al., NeurIPS 2023. The first weights are powers
     of 1/2, 1 for the present step, as in the paper's code.
     """
 
