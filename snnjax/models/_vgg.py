@@ -7,6 +7,7 @@ Training of Spiking Neural Network via Gradient Re-weighting", ICLR 2022. 9.27 m
 parameters, convolution biases included, as there.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -14,13 +15,11 @@ from flax import nnx
 
 from .. import layer, neuron
 from .. import surrogate as _surrogate
-from .._types import Array, check_time_major
-
-# kaiming_normal_(mode="fan_out", nonlinearity="relu") of the tutorial
-_KAIMING_FAN_OUT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+from .._types import Array
+from ._frames import check_frames
 
 
-class VGGBlock(nnx.Module):
+class VGGBlock(layer.ConvBlock):
     """`Convolution, batch normalisation, LIF[, average pool]`.
 
     Args:
@@ -44,28 +43,16 @@ class VGGBlock(nnx.Module):
         rngs: nnx.Rngs,
         **lif: Any,
     ) -> None:
-        conv = layer.Conv(
+        super().__init__(
             in_features,
             out_features,
             kernel_size,
-            kernel_init=_KAIMING_FAN_OUT,
+            neuron=functools.partial(neuron.LIF, **lif),
+            pool=layer.AvgPool(2) if pool else None,
+            use_bias=True,
             dtype=dtype,
             rngs=rngs,
         )
-        norm = layer.BatchNorm(out_features, dtype=dtype, rngs=rngs)
-        self.conv = conv
-        self.norm_neuron = layer.NormNeuron(norm, neuron.LIF(**lif))
-        self.pool = layer.AvgPool(2) if pool else None
-
-    def __call__(self, x: Array) -> Array:
-        """`[time, batch, height, width, in_features]` to `[..., out_features]`."""
-        spikes = self.norm_neuron(self.conv(x))
-        return spikes if self.pool is None else self.pool(spikes)
-
-    def __spatial_split__(self) -> tuple[nnx.Module, ...]:
-        """The parts that a segment may be split into, in order."""
-        pool = () if self.pool is None else (self.pool,)
-        return self.conv, self.norm_neuron, *pool
 
 
 class CIFAR10DVSVGG(nnx.Module):
@@ -124,11 +111,6 @@ class CIFAR10DVSVGG(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Frames `[time, batch, 48, 48, 2]` to class scores `[time, batch, 10]`."""
-        check_time_major(x, "x", "time batch height width channel")
-        if x.shape[2:] != (48, 48, 2):
-            raise ValueError(
-                f"`x` has shape {tuple(x.shape)}; CIFAR10DVSVGG takes event frames "
-                "[time, batch, 48, 48, 2]: resize them and put the polarities last."
-            )
+        check_frames(x, "CIFAR10DVSVGG", (48, 48, 2))
         with jax.named_scope("snn.cifar10dvs_vgg"):
             return self.classifier(self.features(x))

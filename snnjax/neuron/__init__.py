@@ -1,4 +1,4 @@
-"""Multi-step spiking neurons: integrate-and-fire, leaky, leaky with a learned leak.
+"""Multi-step spiking neurons: integrate-and-fire, leaky, adaptive, gated, parallel.
 
 One neuron step is three lines, charge, fire, reset (Fang et al., "SpikingJelly",
 Science Advances 2023, equations 1 to 3):
@@ -12,13 +12,16 @@ Science Advances 2023, equations 1 to 3):
 
 with `rest = v_reset`, or 0 for the soft reset. The mathematics is the function `lif`;
 the modules `IF`, `LIF` and `PLIF` only own settings and parameters. `scan` and
-`ScanNeuron` run dynamics of your own.
+`ScanNeuron` run dynamics of your own. `ALIF` adapts its threshold, `GLIF` learns what
+kind of leak and reset it has, and the `PSN` family maps all time steps at once.
 
 Every `__call__` starts at rest, so nothing has to be reset between batches. To run on a
 stream, one time step (or a few) a call with the membrane kept, use `keep_state`.
 """
 
 from .._membrane import Surrogate as Surrogate
+from ._adaptive import ALIF as ALIF
+from ._gated import GLIF as GLIF
 from ._leaky import IF as IF
 from ._leaky import LIF as LIF
 from ._leaky import PLIF as PLIF
@@ -30,3 +33,6 @@ from ._neuron import Step as Step
 from ._neuron import keep_state as keep_state
 from ._neuron import reset_state as reset_state
 from ._neuron import scan as scan
+from ._parallel import PSN as PSN
+from ._parallel import MaskedPSN as MaskedPSN
+from ._parallel import SlidingPSN as SlidingPSN

@@ -40,7 +40,7 @@ def test_layers_are_those_of_the_tutorial():
     blocks = abstract().features.layers
     assert len(blocks) == len(TUTORIAL)
     for block, (i, o, pool) in zip(blocks, TUTORIAL):
-        conv, norm = block.conv, block.norm_neuron.norm
+        conv, norm = block.projection, block.norm_neuron.norm
         windows = [] if block.pool is None else [block.pool.window, block.pool.strides]
         assert windows == [(2, 2), (2, 2)] * pool
         assert conv.kernel.shape == (3, 3, i, o) and conv.bias.shape == (o,)
@@ -66,7 +66,7 @@ def test_classifier_and_its_dropout():
 def test_settings_reach_every_neuron():
     settings = {"tau": 3.0, "decay_input": True, "detach_reset": False}
     model = abstract(surrogate=surrogate.triangle, **settings)
-    lifs = [b.neuron for b in model.features.layers]
+    lifs = [b.norm_neuron.neuron for b in model.features.layers]
     assert len(lifs) == 8
     for lif in lifs:
         assert {name: getattr(lif, name) for name in settings} == settings
@@ -104,7 +104,7 @@ def test_refuses_other_frames(shape, words):
 
 
 def test_initial_kernels_are_kaiming_normal_by_fan_out():
-    conv = VGGBlock(8, 128, rngs=nnx.Rngs(0)).conv
+    conv = VGGBlock(8, 128, rngs=nnx.Rngs(0)).projection
     w = np.asarray(conv.kernel[...], np.float64)
     std = math.sqrt(2 / (128 * 3 * 3))
     assert abs(w.std() / std - 1) < 0.03
@@ -124,12 +124,19 @@ def test_block_is_its_spatial_split():
         return whole, x
 
     block = VGGBlock(3, 4, pool=True, rngs=nnx.Rngs(0), tau=1.5, v_threshold=0.5)
-    assert (block.neuron.tau, block.neuron.v_threshold) == (1.5, 0.5)
+    assert (block.norm_neuron.neuron.tau, block.norm_neuron.neuron.v_threshold) == (
+        1.5,
+        0.5,
+    )
     whole, parts = both(block, x)
     assert whole.shape == (2, 2, 2, 2, 4)
     assert set(np.unique(whole)) <= {0, 0.25, 0.5, 0.75, 1}
     assert_bits(parts, whole)
-    assert block.__spatial_split__() == (block.conv, block.norm_neuron, block.pool)
+    assert block.__spatial_split__() == (
+        block.projection,
+        block.norm_neuron,
+        block.pool,
+    )
 
 
 def test_training_and_evaluation(monkeypatch):

@@ -13,10 +13,9 @@ import jax
 from flax import nnx
 from flax.typing import PaddingLike
 
-from ._conv import add_bias, conv_general_dilated
-from ._norm import affine_of, batch_moments, normalize
-from ._types import Array, check_time_major
-from .neuron import Neuron
+from .._conv import add_bias, conv_general_dilated
+from .._norm import affine_of, batch_moments, normalize
+from .._types import Array, check_time_major
 
 Linear = nnx.Linear
 Dropout = nnx.Dropout
@@ -167,27 +166,6 @@ class BatchNorm(nnx.BatchNorm):
             new = self.momentum * running[...] + (1 - self.momentum) * new
             running[...] = jax.lax.stop_gradient(new)
         return batch
-
-
-class NormNeuron(nnx.Module):
-    """Batch normalisation and the neuron that it drives, in one pass over the current.
-
-    `neuron(norm(x))`, except that the normalized current is not stored: it is made
-    where the neuron reads it, forward and backward, in float32 at least.
-
-    Args:
-        norm: a `BatchNorm`.
-        neuron: any `snnjax.neuron.Neuron`.
-    """
-
-    def __init__(self, norm: BatchNorm, neuron: Neuron) -> None:
-        self.norm = norm
-        self.neuron = neuron
-
-    def __call__(self, x: Array) -> Array:
-        """Spikes, `[time, batch, ..., feature]`, of `x` of that shape."""
-        x = x if self.norm.dtype is None else x.astype(self.norm.dtype)
-        return self.neuron(x, *self.norm.affine(x))
 
 
 class _Pool(nnx.Module):
