@@ -1,0 +1,82 @@
+"""Data parallelism: one mesh axis, the batch; parameters are on every device.
+
+Arrays keep their global meaning, so that batch norm's moments are those of the global
+batch and nothing else changes. Several processes run the same script: each calls
+`jax.distributed.initialize()` first and then hands over its own part of every batch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .._shards import BATCH_AXIS
+
+
+def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh whose one axis, "batch", runs over the devices.
+
+    Set it around what is compiled for it, `with jax.set_mesh(mesh):`, as `Trainer`
+    does. Layers then know that devices share the batch, and gather nothing.
+
+    Args:
+        devices: all of all processes if None.
+    """
+    devices = jax.devices() if devices is None else devices
+    kinds = (AxisType.Auto,)
+    return jax.make_mesh((len(devices),), (BATCH_AXIS,), kinds, devices=devices)
+
+
+def shard(batch: Any, mesh: Mesh) -> Any:
+    """Divides a batch over the devices of the mesh, samples in order.
+
+    Args:
+        batch: pytree of arrays: `[time, batch, ...]`, or `[batch]` such as labels. With
+            several processes, this one's part, of the same size in each.
+        mesh: from `make_mesh`.
+
+    Returns:
+        The global arrays.
+
+    Raises:
+        ValueError: the devices cannot share the samples equally.
+    """
+    return jax.tree.map(lambda a: _divided(a, mesh), batch)
+
+
+def replicate(tree: Any, mesh: Mesh) -> None:
+    """Puts every Variable of a model or an optimizer on every device, in place.
+
+    Processes must have made them from the same seed.
+
+    Args:
+        tree: any nnx module, or metrics.
+        mesh: from `make_mesh`.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    nnx.update(tree, jax.device_put(nnx.state(tree), everywhere))
+
+
+def samples_in(batch: Any) -> int:
+    """Samples in the first array of a batch."""
+    first = jax.tree.leaves(batch)[0]
+    return first.shape[_batch_axis(first)]
+
+
+def _batch_axis(a: Any) -> int:
+    return 1 if a.ndim > 1 else 0
+
+
+def _divided(a: Any, mesh: Mesh) -> jax.Array:
+    axis = _batch_axis(a)
+    here = len(mesh.local_devices)
+    if a.shape[axis] % here:
+        raise ValueError(
+            f"a batch has {a.shape[axis]} samples (axis {axis} of shape "
+            f"{tuple(a.shape)}) for {here} devices of this process; allowed is a "
+            "multiple of that: drop or fill up the last batch."
+        )
+    spec = PartitionSpec(*[None] * axis, BATCH_AXIS)
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, spec), a)

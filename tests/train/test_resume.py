@@ -1,0 +1,106 @@
+"""Runs that are killed: they go on as if nothing had happened, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from snnjax import train
+
+HERE = Path(__file__).parent
+LIMIT = 120  # seconds a child
+
+
+def run(folder, *end):
+    """A run to its end, or to the one that it puts to itself."""
+    paths = [str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XLA_FLAGS": ""}
+    script = str(HERE / "resumed_run.py")
+    return subprocess.run(
+        [sys.executable, "-W", "error", script, str(folder), *end],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+def result(folder):
+    with np.load(folder / "result.npz") as found:
+        return dict(found)
+
+
+def steps(folder):
+    """Steps with a complete checkpoint, and whether a part of one is left."""
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    return sorted(int(n) for n in names if n.isdigit()), any("tmp" in n for n in names)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    came = run(folder)
+    assert came.returncode == 0, came.stderr
+    return result(folder)
+
+
+def assert_same(folder, wanted):
+    found = result(folder)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_killed_three_times(tmp_path, uninterrupted):
+    """In an epoch, while a checkpoint is written, and just before it is complete.
+
+    Five batches an epoch, four epochs, a checkpoint every other step and at each end.
+    """
+    ends = [
+        ("batch", "4", [2], False),  # before step 4, in the first epoch
+        ("make", "4", [6, 8], True),  # of steps 4, 5, 6, 8 and now 10: not yet
+        ("rename", "3", [12, 14], True),  # of steps 10, 12, 14 and now 15
+    ]
+    ends[1] = ("make", "4", [5, 6], True)  # saves of steps 4, 5, 6 are complete
+    ends[2] = ("rename", "3", [8, 10], True)  # of 8 and 10; 12 is still unnamed
+    for event, number, complete, rest in ends:
+        came = run(tmp_path, "SIGKILL", event, number)
+        assert came.returncode == -signal.SIGKILL, came.stderr
+        assert steps(tmp_path) == (complete, rest)
+        assert not (tmp_path / "result.npz").exists()
+    came = run(tmp_path)
+    assert came.returncode == 0, came.stderr
+    assert steps(tmp_path) == ([18, 20], False)
+    assert_same(tmp_path, uninterrupted)
+    history = json.loads(str(uninterrupted["history"]))
+    assert len(history) == 4
+    assert history[0]["loss"] != history[3]["loss"]
+
+
+def test_sigterm_saves_and_leaves(tmp_path, uninterrupted):
+    came = run(tmp_path, "SIGTERM", "batch", "8")
+    assert came.returncode == 143, came.stderr
+    assert steps(tmp_path) == ([6, 8], False)  # at the end of the present step
+    notes = train.Checkpoints(tmp_path / "checkpoints").notes()
+    assert notes["plan"] == {"level": 1}
+    assert notes["place"]["step"] == 8 and notes["data"] == {"pass": 1, "taken": 3}
+    came = run(tmp_path)
+    assert came.returncode == 0, came.stderr
+    assert_same(tmp_path, uninterrupted)
+
+
+def test_a_run_that_is_done_stays_done(tmp_path, uninterrupted):
+    del uninterrupted
+    (tmp_path / "checkpoints").mkdir()
+    came = run(tmp_path, "SIGTERM", "batch", "20")  # at the last step of all
+    assert came.returncode == 143, came.stderr
+    first = run(tmp_path)
+    once = result(tmp_path)
+    second = run(tmp_path)
+    assert first.returncode == second.returncode == 0, second.stderr
+    assert_same(tmp_path, once)
