@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -49,14 +51,25 @@ def shard(batch: Any, mesh: Mesh) -> Any:
 def replicate(tree: Any, mesh: Mesh) -> None:
     """Puts every Variable of a model or an optimizer on every device, in place.
 
-    Processes must have made them from the same seed.
-
     Args:
-        tree: any nnx module, or metrics.
+        tree: any nnx module, or metrics, made from the same seed in every process.
         mesh: from `make_mesh`.
+
+    Raises:
+        AssertionError: processes have different values.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
-    nnx.update(tree, jax.device_put(nnx.state(tree), everywhere))
+    nnx.update(tree, jax.tree.map(lambda a: _put(a, everywhere), nnx.state(tree)))
+
+
+def _put(a: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if sharding.is_fully_addressable:
+        return jax.device_put(a, sharding)
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        data = _put(jax.random.key_data(a), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
+    # Of NumPy's arrays, JAX checks that every process has the same.
+    return jax.device_put(np.asarray(a), sharding)
 
 
 def samples_in(batch: Any) -> int:
