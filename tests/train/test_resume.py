@@ -1,41 +1,31 @@
 """Runs that are killed: they go on as if nothing had happened, bit for bit."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from children import HERE, environment
 
 from snnjax import train
 
-HERE = Path(__file__).parent
 LIMIT = 300  # seconds a child; it takes 5 on two quiet cores
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """Of compiled programs, for the children."""
-    return str(tmp_path_factory.mktemp("cache"))
+    return tmp_path_factory.mktemp("cache")
 
 
 def run(folder, cache, *end):
     """A run to its end, or to the one that it puts to itself."""
-    paths = [str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "XLA_FLAGS": "",
-        "JAX_COMPILATION_CACHE_DIR": cache,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
     script = str(HERE / "resumed_run.py")
     return subprocess.run(
         [sys.executable, "-W", "error", script, str(folder), *end],
-        env=environment,
+        env=environment(cache),
         capture_output=True,
         text=True,
         timeout=LIMIT,
