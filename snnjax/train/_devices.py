@@ -21,7 +21,8 @@ def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh whose one axis, "batch", runs over the devices.
 
     Set it around what is compiled for it, `with jax.set_mesh(mesh):`, as `Trainer`
-    does. Layers then know that devices share the batch, and gather nothing.
+    does. Layers then know that devices share the batch, and gather nothing; a plan that
+    `memopt.make_plan` makes there, of a batch from `shard`, has the bytes of a device.
 
     Args:
         devices: all of all processes if None.

@@ -10,8 +10,6 @@ class Writer(Protocol):
 
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None: ...
-
 
 class TensorBoard:
     """Event files for TensorBoard, by tensorboardX.

@@ -108,6 +108,16 @@ def test_training_is_that_of_one_device(planned, mesh, plan, data, on_one):
     assert together.peak_bytes < 0.5 * alone.peak_bytes  # of one device
 
 
+def test_a_plan_on_a_mesh_has_the_bytes_of_a_device(mesh, data, on_one):
+    blocks, batch = (snn.models.VGGBlock,), train.shard(data[0], mesh)
+    with jax.set_mesh(mesh):
+        plan = memopt.make_plan(
+            ConvNet(), blocks, batch, loss=LOSS, optimizer=TX, level=0
+        )
+    _, alone = on_one
+    assert plan.plain_bytes < 0.5 * alone.peak_bytes
+
+
 def text_of_step(model, mesh, batch):
     """The compiled training step; frames and labels divided over the mesh."""
     optimizer, metrics = nnx.Optimizer(model, TX, wrt=nnx.Param), LOSS.metrics()

@@ -220,13 +220,10 @@ def test_any_loss_will_do_and_epochs_may_have_a_length():
 
 class Recorder:
     def __init__(self):
-        self.lines, self.closed = [], False
+        self.lines = []
 
     def write(self, step, values):
         self.lines.append((step, dict(values)))
-
-    def close(self):
-        self.closed = True
 
 
 def test_a_writer_is_told():
