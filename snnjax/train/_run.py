@@ -88,4 +88,5 @@ class Run:
 
 
 def _numbers(metrics: nnx.MultiMetric) -> Figures:
-    return {name: float(value) for name, value in metrics.compute().items()}
+    with jax.numpy_dtype_promotion("standard"):  # Flax divides floats by integers
+        return {name: float(value) for name, value in metrics.compute().items()}

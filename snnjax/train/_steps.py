@@ -1,6 +1,6 @@
 """The training and the evaluation step, and either compiled, with its bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ def make_train_step(loss: Loss | Measuring) -> Step:
         *batch: Any,
     ) -> Array:
         value, found = update(model, optimizer, *batch)
-        metrics.update(loss=value, **found)
+        _note(metrics, value, found)
         return value
 
     return step
@@ -48,10 +48,15 @@ def make_eval_step(loss: Loss | Measuring) -> Step:
 
     def step(model: nnx.Module, metrics: nnx.MultiMetric, *batch: Any) -> Array:
         value, found = measure(model, *batch)
-        metrics.update(loss=value, **found)
+        _note(metrics, value, found)
         return value
 
     return step
+
+
+def _note(metrics: nnx.MultiMetric, value: Array, found: Mapping[str, Array]) -> None:
+    with jax.numpy_dtype_promotion("standard"):  # Flax adds integers to floats
+        metrics.update(loss=value, **found)
 
 
 def peak_bytes(compiled: Any) -> int:

@@ -33,9 +33,8 @@ class Trainer:
         >>> net = snn.layer.Sequential(
         ...     snn.layer.Linear(2, 3, rngs=nnx.Rngs(0)), snn.neuron.LIF())
         >>> loss = snn.train.Classifier(snn.loss.rate_mse)
-        >>> rate = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 10)
         >>> batches = [(jnp.ones((4, 6, 2)), jnp.zeros(6, jnp.int32))]
-        >>> trainer = snn.train.Trainer(net, loss, optax.sgd(rate, momentum=0.9))
+        >>> trainer = snn.train.Trainer(net, loss, optax.sgd(0.1, momentum=0.9))
         >>> history = trainer.fit(batches, batches, epochs=2, show=False)
         >>> [sorted(epoch) for epoch in history][0][:4]
         ['accuracy', 'eval_accuracy', 'eval_loss', 'loss']
@@ -43,7 +42,8 @@ class Trainer:
     Args:
         model: an nnx model, planned by `memopt` or not; it is trained in place.
         loss: `loss(model, *batch)`, a scalar, or a `Classifier`.
-        tx: from optax. Its schedules count updates.
+        tx: from optax, such as `optax.adamw(rate)` with `rate` a number or a schedule,
+            `optax.warmup_cosine_decay_schedule(...)`; schedules count updates.
         accumulate: batches whose mean gradient makes an update; the gradients are those
             of one large batch, but batch norm sees each batch for itself.
         mesh: from `make_mesh`: the batch is divided over its devices.

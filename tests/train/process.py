@@ -1,6 +1,6 @@
 """One of the processes of a training run, for `test_processes.py`.
 
-    python process.py folder address processes index [epochs]
+    python process.py folder address processes index epochs
 
 trains on its part of every batch and writes `result-<index>.npz`.
 """
@@ -16,40 +16,40 @@ from nets import Net, batches, values
 
 from snnjax import loss, train
 
-FOLDER, ADDRESS, PROCESSES, INDEX = Path(sys.argv[1]), *sys.argv[2:5]
-EPOCHS = int(sys.argv[5])
-jax.distributed.initialize(
-    ADDRESS, int(PROCESSES), int(INDEX), initialization_timeout=60
-)
-
 
 class Data:
-    """This process's part of every batch; tells when the training is under way."""
+    """A process's part of every batch; tells when the training is under way."""
+
+    def __init__(self, folder, processes, index):
+        self.folder, self.processes, self.index = folder, processes, index
 
     def __iter__(self):
         for i, (x, labels) in enumerate(batches(3)):
             if i == 2:
-                (FOLDER / f"running-{INDEX}").touch()
-            half = np.split(np.arange(len(labels)), int(PROCESSES))[int(INDEX)]
-            yield x[:, half], labels[half]
+                (self.folder / f"running-{self.index}").touch()
+            own = np.split(np.arange(len(labels)), self.processes)[self.index]
+            yield x[:, own], labels[own]
 
 
-def main():
-    assert jax.process_count() == int(PROCESSES)
+def main(folder, address, *numbers):
+    folder, (processes, index, epochs) = Path(folder), map(int, numbers)
+    jax.distributed.initialize(address, processes, index, initialization_timeout=60)
+    assert jax.process_count() == processes
     trainer = train.Trainer(
         Net(),
         train.Classifier(loss.cross_entropy),
         optax.sgd(0.1, momentum=0.9),
         mesh=train.make_mesh(),
-        checkpoints=FOLDER / "checkpoints",
+        checkpoints=folder / "checkpoints",
     )
-    history = trainer.fit(Data(), Data(), epochs=EPOCHS, show=False)
+    data = Data(folder, processes, index)
+    history = trainer.fit(data, data, epochs=epochs, show=False)
     for epoch in history:
         del epoch["samples_per_second"]
     found = values(trainer.model) | values(trainer.optimizer)
-    path = FOLDER / f"result-{INDEX}.npz"
+    path = folder / f"result-{index}.npz"
     np.savez(path, history=json.dumps(history), devices=jax.device_count(), **found)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -19,7 +19,6 @@ from nets import Net, batches, shuffled, values
 
 from snnjax import loss, train
 
-FOLDER = Path(sys.argv[1])
 SEEN = {"batch": 0, "make": 0, "rename": 0}
 
 
@@ -53,22 +52,22 @@ class Pass:
         return batch
 
 
-def main():
+def main(folder):
     sys.addaudithook(audit)
     trainer = train.Trainer(
         Net(),
         train.Classifier(loss.tet),
         optax.adam(optax.warmup_cosine_decay_schedule(0, 0.05, 3, 20)),
         accumulate=2,
-        checkpoints=FOLDER / "checkpoints",
+        checkpoints=folder / "checkpoints",
         plan={"level": 1},
     )
     history = trainer.fit(Pass, batches(2, seed=9), epochs=4, save_every=2, show=False)
     for epoch in history:
         del epoch["samples_per_second"]
     found = values(trainer.model) | values(trainer.optimizer)
-    np.savez(FOLDER / "result.npz", history=json.dumps(history), **found)
+    np.savez(folder / "result.npz", history=json.dumps(history), **found)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
