@@ -3,9 +3,11 @@
 from importlib.metadata import version as _version
 
 from . import layer as layer
+from . import loss as loss
 from . import memopt as memopt
 from . import models as models
 from . import neuron as neuron
 from . import surrogate as surrogate
+from . import train as train
 
 __version__ = _version("snnjax")

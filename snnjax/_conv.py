@@ -6,8 +6,8 @@ matrix product and keeps copies of the whole input, and inside a loop both gradi
 are slower still, by 4 to 80 times. Other platforms keep XLA's own. Groups, dilation,
 channels-first layouts and forward-mode differentiation are left out: what is not
 served falls back to `jax.lax`, except that a served convolution has no `jax.jvp`.
-Blocks cut the image axis: where the partitioner shards it, each device gathers the
-whole of it; under `jax.shard_map` nothing is gathered.
+Blocks cut the image axis, so each device that shares it cuts blocks of its own; without
+`jax.set_mesh` nothing says that devices do, and each gathers the whole axis.
 """
 
 import functools as ft
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._marks import ELEMENTWISE, TRUSTED, marked
+from ._shards import batch_shards
 
 # Measured on two cores: longer products hardly gain and take more scratch.
 _POSITIONS_PER_BLOCK = 1024
@@ -273,6 +274,16 @@ def _weight_gradient(window: _Window, lhs, rhs, g) -> jax.Array:
     Returns:
         `[*window, channels, features]` in the dtype of `rhs`, accumulated in float32.
     """
+    shards = batch_shards()
+    if shards > 1 and lhs.shape[0] % shards == 0:  # each sums over images of its own
+        lhs, g = (a.reshape((shards, -1, *a.shape[1:])) for a in (lhs, g))
+        own = jax.vmap(ft.partial(_weight_gradient_of, window), (0, None, 0))
+        return own(lhs, rhs, g).sum(0).astype(rhs.dtype)
+    return _weight_gradient_of(window, lhs, rhs, g).astype(rhs.dtype)
+
+
+def _weight_gradient_of(window: _Window, lhs, rhs, g) -> jax.Array:
+    """`_weight_gradient` in float32, of images on one device."""
     images, block = lhs.shape[0], _images_per_block(window, lhs, rhs, g)
     # The odd images go first: their products start the accumulator, because XLA hoists
     # an accumulator of plain zeros out of enclosing loops and keeps it alive.
@@ -287,7 +298,7 @@ def _weight_gradient(window: _Window, lhs, rhs, g) -> jax.Array:
         return lax.fori_loop(0, len(total), ft.partial(_add_tap, product), total)
 
     total = lax.fori_loop(0, (images - head) // block, step, total)
-    return total.reshape(rhs.shape).astype(rhs.dtype)
+    return total.reshape(rhs.shape)
 
 
 def _images_per_block(window: _Window, lhs, rhs, g) -> int:

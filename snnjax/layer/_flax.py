@@ -5,6 +5,7 @@ one batch axis (Conv, pooling). `fold` makes one batch axis of time and batch wh
 is needed; BatchNorm's moments run over time, batch and space together, as they should.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from flax.typing import PaddingLike
 
 from .._conv import add_bias, conv_general_dilated
 from .._norm import affine_of, batch_moments, normalize
+from .._shards import batch_shards
 from .._types import Array, check_time_major
 
 Linear = nnx.Linear
@@ -23,10 +25,19 @@ Sequential = nnx.Sequential
 
 
 def fold(f: Callable[[Array], Array], x: Array) -> Array:
-    """Applies `f` over a single batch axis: `[time, batch, ...]` as `[batch, ...]`."""
-    time_batch = x.shape[:2]
+    """Applies `f` over a single batch axis: `[time, batch, ...]` as `[batch, ...]`.
+
+    Where devices share the batch, time goes inside of it: each device's samples stay
+    side by side. With time outside, XLA gathers the whole array on every device.
+    """
+    if batch_shards() > 1:
+        return _fold(f, x.swapaxes(0, 1)).swapaxes(0, 1)
+    return _fold(f, x)
+
+
+def _fold(f: Callable[[Array], Array], x: Array) -> Array:
     y = f(x.reshape((-1, *x.shape[2:])))
-    return y.reshape(time_batch + y.shape[1:])
+    return y.reshape((*x.shape[:2], *y.shape[1:]))
 
 
 class Conv(nnx.Conv):
@@ -78,7 +89,8 @@ class Conv(nnx.Conv):
         """`[time, batch, *space, in_features]` to `[..., out_features]`."""
         _check_image(inputs, len(self.kernel_size), self.in_features)
         with jax.named_scope("snn.conv"):
-            y = super().__call__(inputs, out_sharding)
+            conv = functools.partial(super().__call__, out_sharding=out_sharding)
+            y = fold(conv, inputs)
             return y if self.bias is None else add_bias(y, self.bias[...])
 
 

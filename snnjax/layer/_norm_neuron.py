@@ -12,12 +12,13 @@ from ._flax import BatchNorm
 class NormNeuron(nnx.Module):
     """`neuron(norm(x))`, in one pass over the current where that can be.
 
-    Of a `BatchNorm` and a neuron, the normalized current is not stored: it is made where
-    the neuron reads it, forward and backward, in float32 at least. Whoever has a
+    Of a `BatchNorm` and a neuron, the normalized current is not stored: it is made
+    where the neuron reads it, forward and backward, in float32 at least. Whoever has a
     `__call__` of its own (a subclass, or a part that became a segment) is called.
 
     Args:
-        norm: a `BatchNorm`, or any module that normalizes `[time, batch, ..., feature]`.
+        norm: a `BatchNorm`, or any module that maps `[time, batch, ..., feature]` to
+            the same shape.
         neuron: any module from currents to spikes.
         pool: of the normalized current, in front of the neuron.
     """
