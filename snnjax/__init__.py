@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from . import data as data
 from . import layer as layer
 from . import memopt as memopt
 from . import models as models
