@@ -38,8 +38,8 @@ class Network(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         block = functools.partial(snn.models.VGGBlock, pool=True, rngs=rngs)
-        self.features = snn.layer.Sequential(block(1, 8), block(8, 16), block(16, 32))
-        linear = snn.layer.Linear(3 * 3 * 32, 10, rngs=rngs)
+        self.features = snn.layer.Sequential(block(1, 16), block(16, 32), block(32, 64))
+        linear = snn.layer.Linear(3 * 3 * 64, 10, rngs=rngs)
         self.readout = snn.layer.Sequential(snn.layer.Flatten(), linear)
 
     def __call__(self, x: jax.Array) -> jax.Array:

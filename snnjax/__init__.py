@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from . import data as data
+from . import exchange as exchange
 from . import layer as layer
 from . import memopt as memopt
 from . import models as models
