@@ -11,7 +11,7 @@ from flax import nnx
 
 from .. import layer, neuron
 from ._graph import Graph, Scale
-from ._nir import channels_last, library, places_in_nir
+from ._nir import GROUPS, channels_last, library, places_in_nir
 
 
 def from_nir(graph: Any, *, dt: float = 1.0) -> nnx.Module:
@@ -137,6 +137,8 @@ def _filled(module: Any, kernel: np.ndarray, bias: Any) -> nnx.Module:
 
 
 def _conv(name: str, node: Any) -> nnx.Module:
+    if node.groups != 1:
+        raise ValueError(f"node {name!r} convolves in {node.groups} groups; {GROUPS}.")
     kernel = np.moveaxis(np.asarray(node.weight, np.float32), (0, 1), (-1, -2))
     window = kernel.shape[:-2]
     strides, dilation = (_axes(a, len(window)) for a in (node.stride, node.dilation))
@@ -146,13 +148,12 @@ def _conv(name: str, node: Any) -> nnx.Module:
     elif padding in ("same", b"same") and max(strides) > 1:
         raise ValueError(f"node {name!r} pads by 'same' with strides {strides}.")
     conv = layer.Conv(
-        kernel.shape[-2] * int(node.groups),
+        kernel.shape[-2],
         kernel.shape[-1],
         window,
         strides,
         padding=padding if isinstance(padding, list) else _text(padding),
         kernel_dilation=dilation,
-        feature_group_count=int(node.groups),
         rngs=nnx.Rngs(0),
     )
     return _filled(conv, kernel, node.bias)

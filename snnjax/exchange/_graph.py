@@ -24,7 +24,8 @@ class Scale(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """`[time, batch, ...]` to the same."""
         gain = jnp.asarray(self.gain, x.dtype)
-        return x * gain.reshape((1, 1, *gain.shape)) + jnp.asarray(self.offset, x.dtype)
+        gain = gain.reshape((1,) * (x.ndim - gain.ndim) + gain.shape)
+        return x * gain + jnp.asarray(self.offset, x.dtype)
 
 
 class Graph(nnx.Module):

@@ -11,7 +11,7 @@ from flax import nnx
 
 from .. import layer, neuron
 from ._graph import Scale
-from ._nir import channels_first, float32, library, places_in_nir
+from ._nir import GROUPS, channels_first, float32, library, places_in_nir
 
 
 class _Signal(NamedTuple):
@@ -170,6 +170,9 @@ def _conv(path: str, conv: nnx.Conv, norm: Any, signal: _Signal) -> Any:
             f"{path} is a Conv over {len(window)} dimensions of space; NIR has 1 and "
             f"2, and {len(space)} arrive of `input_shape`."
         )
+    if conv.feature_group_count != 1:
+        groups = conv.feature_group_count
+        raise ValueError(f"{path} convolves in {groups} groups; {GROUPS}.")
     strides, dilation = (
         (n,) * len(space) if isinstance(n, int) else tuple(n or (1,) * len(space))
         for n in (conv.strides, conv.kernel_dilation)
@@ -180,7 +183,7 @@ def _conv(path: str, conv: nnx.Conv, norm: Any, signal: _Signal) -> Any:
         "stride": strides,
         "padding": _padding(path, conv.padding, window, strides, dilation, space),
         "dilation": dilation,
-        "groups": conv.feature_group_count,
+        "groups": 1,
         "bias": float32(np.zeros(kernel.shape[-1]) if bias is None else bias),
     }
     if len(space) == 2:
