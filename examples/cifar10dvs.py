@@ -10,8 +10,8 @@ frames of 48x48 pixels, batches of 32, 100 epochs of SGD at 0.1 with momentum 0.
 weight decay 5e-4 and a cosine schedule, and the TET loss. Left out: augmentation.
 
 `--data` names the folder that holds `CIFAR10DVS`. The set has no official split; here
-the first nine tenths of every class, in the order of their names, train and the rest
-test. Reading the recordings takes minutes; their frames are then kept beside them.
+a seeded tenth of every class is for testing (`snn.data.split`). Frames are made once,
+and then kept beside the recordings.
 """
 
 import argparse
@@ -19,152 +19,44 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from rich.progress import track
 
 import snnjax as snn
 from snnjax import memopt
 
 SIZE, TIME, CLASSES = 48, 10, 10  # pixels along a side, frames a recording
-TONIC_MINIMUM = 1000  # recordings below which tonic would download again
+FRAMES = snn.data.TimeBins(TIME, size=(SIZE, SIZE))  # bool, which proves {0, 1}
 MIB = 2**20
 Batch = tuple[np.ndarray, np.ndarray]
-
-HOW_TO_GET_IT = """\
-tonic's own download does not work: the host answers programs with a test for browsers,
-which leaves an archive of 0 bytes. By hand, it takes three steps:
-
-  1. In a browser, download {url}
-     and save it as {archive}
-  2. Unpack it there, and then each of the ten archives in it, such as airplane.zip:
-         cd {folder}
-         unzip CIFAR10DVS.zip && for class in [a-z]*.zip; do unzip "$class"; done
-  3. See that there are ten folders of 1,000 recordings each, such as
-         {folder}/airplane/cifar10_airplane_0.aedat4
-     Keep CIFAR10DVS.zip, or an empty file of that name: tonic looks for it.
-"""
 
 
 # --- data: recordings to frames [time, sample, height, width, polarity], 0 or 1 -------
 
 
-class Split(NamedTuple):
-    """Frames, kept at one bit a pixel, and classes."""
-
-    packed: np.ndarray
-    labels: np.ndarray
-
-
-def check(data: Path) -> None:
-    """Exits with what to do unless tonic would find the set in the folder `data`.
-
-    tonic is not asked, since it would go to the network.
-    """
-    folder = data / "CIFAR10DVS"
-    archive, recordings = folder / "CIFAR10DVS.zip", list(folder.glob("**/*.aedat4"))
-    if len(recordings) >= TONIC_MINIMUM and archive.exists():
-        return
-    if len(recordings) >= TONIC_MINIMUM:
-        problem = f"{archive} is missing, which tonic looks for; an empty file will do"
-    elif recordings:
-        problem = f"{folder} holds {len(recordings)} recordings; the set has 10,000"
-    elif archive.exists() and archive.stat().st_size == 0:
-        problem = f"{archive} has 0 bytes; delete it, it is not the data set"
-    elif archive.exists():
-        problem = f"{archive} is there, but not unpacked: {folder} has no .aedat4 file"
-    else:
-        problem = f"there is no CIFAR10-DVS in {folder}"
-    url = tonic_datasets().CIFAR10DVS.url
-    how = HOW_TO_GET_IT.format(url=url, archive=archive, folder=folder)
-    sys.exit(f"{problem}.\n\n{how}")
-
-
-def tonic_datasets():
-    try:
-        # tonic itself would only miss aedat when it reads the first recording.
-        import aedat  # noqa: F401
-        from tonic import datasets
-    except ImportError as error:
-        sys.exit(f'{error}. CIFAR10-DVS needs: pip install "snnjax[data]"')
-    return datasets
-
-
-def load(data: Path) -> tuple[Split, Split]:
+def load(data: Path) -> tuple[snn.data.Samples, snn.data.Samples]:
     """CIFAR10-DVS in the folder `data`: training and test."""
-    recordings = tonic_datasets().CIFAR10DVS(str(data), transform=to_frames)
-    # tonic lists files in the order of the disk, which differs between machines.
-    order = sorted(range(len(recordings)), key=lambda i: recordings.data[i])
-    labels = np.array([recordings.targets[i] for i in order])
-    packed = read_all(recordings, order, data / "CIFAR10DVS" / "frames_10x48x48.npz")
-    train = np.concatenate([first_nine_tenths(labels, c) for c in range(CLASSES)])
-    test = np.setdiff1d(np.arange(len(labels)), train)
-    return Split(packed[train], labels[train]), Split(packed[test], labels[test])
-
-
-def first_nine_tenths(labels: np.ndarray, label: int) -> np.ndarray:
-    of_class = np.flatnonzero(labels == label)
-    return of_class[: len(of_class) * 9 // 10]
-
-
-def to_frames(events: np.ndarray) -> np.ndarray:
-    """Whether each pixel had an event in each bin: [time, height, width, polarity].
-
-    The sensor's 128x128 coordinates are multiplied by 3/8 and rounded down.
-    """
-    from tonic.transforms import Downsample, ToFrame
-
-    small = Downsample(sensor_size=(128, 128, 2), target_size=(SIZE, SIZE))(events)
-    counts = ToFrame(sensor_size=(SIZE, SIZE, 2), n_time_bins=TIME)(small)
-    return np.moveaxis(counts > 0, 1, -1)
-
-
-def read_all(recordings, order: list[int], cache: Path) -> np.ndarray:
-    """The packed frames of all recordings, read once and then kept in a file."""
-    files = [Path(recordings.data[i]) for i in order]
-    content = np.array([f"{file.name} {file.stat().st_size}" for file in files])
-    if cache.exists():
-        kept = np.load(cache)
-        if np.array_equal(kept["content"], content):
-            return kept["packed"]
-    shown = track(order, "reading recordings, once")
-    packed = np.stack([np.packbits(_read(recordings, i)) for i in shown])
-    partial = cache.with_suffix(".partial.npz")
-    np.savez(partial, content=content, packed=packed)
-    partial.replace(cache)
-    return packed
-
-
-def _read(recordings, index: int) -> np.ndarray:
     try:
-        return recordings[index][0]
-    except Exception as error:  # whatever the decoder raises; the file is the news
-        file = recordings.data[index]
-        raise ValueError(f"{file} cannot be read; download it again") from error
+        return snn.data.split(snn.data.cifar10_dvs(data), fraction=0.1, seed=0)
+    except (FileNotFoundError, ImportError) as error:
+        sys.exit(str(error))
 
 
-def synthetic(samples: int) -> Split:
-    """Random event frames, one in ten pixels, with random classes."""
+def synthetic(samples: int) -> snn.data.Samples:
+    """Recordings of random events, with random classes."""
     rng = np.random.default_rng(0)
-    frames = rng.random((samples, TIME, SIZE, SIZE, 2)) < 0.1
-    packed = np.packbits(frames.reshape(samples, -1), axis=1)
-    return Split(packed, rng.integers(0, CLASSES, samples))
-
-
-def batches(data: Split, order: np.ndarray, size: int) -> Iterator[Batch]:
-    """Batches of `data` in that order; an incomplete last one is dropped."""
-    for i in range(0, len(order) - size + 1, size):
-        chosen = order[i : i + size]
-        frames = np.unpackbits(data.packed[chosen], axis=1).astype(bool)
-        frames = frames.reshape(size, TIME, SIZE, SIZE, 2)
-        yield np.moveaxis(frames, 1, 0), data.labels[chosen].astype(np.int32)
+    fields = [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")]
+    events = np.zeros((samples, 5000), fields)
+    for field, end in (("t", 10**6), ("x", 128), ("y", 128), ("p", 2)):
+        events[field] = rng.integers(0, end, events.shape)
+    labels = rng.integers(0, CLASSES, samples)
+    return snn.data.from_arrays(events, labels, size=(128, 128, 2))
 
 
 # --- loss and training step -----------------------------------------------------------
@@ -232,7 +124,7 @@ def make_plan(
 
 
 def train_epoch(
-    model: nnx.Module, optimizer: nnx.Optimizer, some: list[Batch] | Iterator[Batch]
+    model: nnx.Module, optimizer: nnx.Optimizer, some: Iterable[Batch]
 ) -> str:
     """Trains on every batch; says how fast, and with what loss and accuracy."""
     model.train()
@@ -246,13 +138,14 @@ def train_epoch(
     return f"{rate:.2f} samples/s, {result}"
 
 
-def test_accuracy(model: nnx.Module, data: Split, size: int) -> float:
-    """The share of right answers; the last batch is filled up, so that all count."""
+def test_accuracy(model: nnx.Module, some: Iterable[Batch]) -> float:
+    """The share of right answers; what only fills up the last batch does not count."""
     model.eval()
-    count = len(data.labels)
-    padded = np.arange(-(-count // size) * size) % count
-    answers = [predict(model, frames) for frames, _ in batches(data, padded, size)]
-    return float(np.mean(np.concatenate(answers)[:count] == data.labels))
+    right = [
+        (predict(model, frames) == labels)[labels != snn.data.FILLER]
+        for frames, labels in some
+    ]
+    return float(np.mean(np.concatenate(right)))
 
 
 def arguments() -> argparse.Namespace:
@@ -274,12 +167,15 @@ def main() -> None:
     args = arguments()
     if args.data:
         args.data = args.data.expanduser()
-        check(args.data)
         training, test = load(args.data)
     else:
         training, test = synthetic(8 * args.batch), synthetic(args.batch)
+    cache = args.data / "CIFAR10DVS" / "frames" if args.data else None
+    batches = functools.partial(
+        snn.data.batches, encoder=FRAMES, batch_size=args.batch, cache=cache
+    )
 
-    tx = sgd(args.epochs * (len(training.labels) // args.batch))
+    tx = sgd(args.epochs * (len(training) // args.batch))
     net = snn.models.CIFAR10DVSVGG(rngs=nnx.Rngs(0))
     plan = make_plan(net, tx, args)
     print(plan)
@@ -288,18 +184,18 @@ def main() -> None:
 
     model = memopt.apply_plan(net, plan)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    sample = next(batches(training, np.arange(args.batch), args.batch))
+    sample = next(iter(batches(training)))
     report = memopt.measure(train_step, model, optimizer, *sample, device=args.device)
     peak = f"compiled_peak={report.peak_bytes / MIB:.1f} MiB on {report.device}"
 
     for epoch in range(1, args.epochs + 1):
-        order = np.random.default_rng(epoch).permutation(len(training.labels))
-        some = itertools.islice(batches(training, order, args.batch), args.steps)
+        shuffled = batches(training, shuffle=True, seed=epoch)
+        some = itertools.islice(shuffled, args.steps)
         print(f"Epoch {epoch}/{args.epochs}: {train_epoch(model, optimizer, some)}")
         print(f"Epoch {epoch}/{args.epochs}: {peak}")
         if args.steps:
             return
-        accuracy = test_accuracy(model, test, args.batch)
+        accuracy = test_accuracy(model, batches(test, fill=True))
         print(f"Epoch {epoch}/{args.epochs}: test_acc={accuracy:.2%}", flush=True)
 
 

@@ -2,6 +2,8 @@
 
 from importlib.metadata import version as _version
 
+from . import data as data
+from . import exchange as exchange
 from . import layer as layer
 from . import loss as loss
 from . import memopt as memopt

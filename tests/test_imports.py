@@ -42,7 +42,8 @@ import snnjax
 names = ("config", "warnings", "threads", "logging", "sys.path", "excepthook")
 for name, a, b in zip(names, before, world()):
     assert a == b, f"importing snnjax changes {name}: {a} to {b}"
-optional = {"matplotlib", "tonic", "sklearn", "aedat"} & set(sys.modules) - LOADED
+extras = {"matplotlib", "tonic", "sklearn", "aedat", "grain", "h5py", "PIL", "nir"}
+optional = extras & set(sys.modules) - LOADED
 assert not optional, f"importing snnjax imports {optional}"
 print("imported")
 jax.devices()

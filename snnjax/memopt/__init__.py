@@ -5,6 +5,7 @@
 """
 
 from ._apply import apply_plan as apply_plan
+from ._checkpoint import checkpoint as checkpoint
 from ._chunked import chunked_segment as chunked_segment
 from ._compress import BaseSpikeCompressor as BaseSpikeCompressor
 from ._compress import BitSpikeCompressor as BitSpikeCompressor

@@ -11,15 +11,13 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .._gate import start_after
 from .._types import Array
 from ._boundary import CallProof, check_first_is_array
 from ._container import GCContainer
-from ._fault import raise_where
+from ._declared import held_to
 from ._grid import Grid
 from ._model import as_class, become, named_modules, wrapper_class
 
@@ -82,13 +80,8 @@ def _checked(model: PlannedModel, x: Any = None) -> Array:
     """The first input, and a failure of the program where it breaks its declaration."""
     check_first_is_array((x,))
     x, grid = jnp.asarray(x), model.gc_declared
-    if grid is None or not model.gc_checks or not x.size:
+    if grid is None or not model.gc_checks:
         return x
-    # float32 holds every bound that can be declared, and does not wrap.
-    value = jax.lax.stop_gradient(x).astype(jnp.float32)
-    outside = (value < grid.lo) | (value > grid.hi) | (value != jnp.round(value))
-    outside |= (value == 0) & jnp.signbit(value)
-    worst = jnp.max(jnp.where(outside, value, -jnp.inf))
 
     def message(worst: float) -> str:
         return (
@@ -97,6 +90,4 @@ def _checked(model: PlannedModel, x: Any = None) -> Array:
             "`input_range`."
         )
 
-    worst = raise_where(jnp.any(outside), worst, message)
-    # `worst` is -inf for good data: a tie on it is one on a number, at no value.
-    return start_after(x, worst)
+    return held_to(x, grid, message)
