@@ -13,6 +13,9 @@ from .. import layer, neuron
 from ._graph import Scale
 from ._nir import GROUPS, channels_first, float32, library, places_in_nir
 
+_NORMS = layer.BatchNorm, nnx.BatchNorm
+_FOLDABLE = layer.Conv, nnx.Conv, nnx.Linear
+
 
 class _Signal(NamedTuple):
     """What flows between two layers: its shape, channels-last, without time and batch.
@@ -77,20 +80,23 @@ def _parts(module: Any, path: str) -> Iterator[tuple[str, nnx.Module]]:
 
 def _with_norms(
     parts: list[tuple[str, nnx.Module]],
-) -> Iterator[tuple[str, Any, nnx.BatchNorm | None]]:
+) -> Iterator[tuple[str, Any, Any]]:
     """Every module but batch norms, with the batch norm behind it, if there is one."""
     for i, (path, module) in enumerate(parts):
-        behind = parts[i + 1][1] if i + 1 < len(parts) else None
-        foldable = isinstance(module, nnx.Conv | nnx.Linear)
-        if isinstance(module, nnx.BatchNorm):
-            if i == 0 or not isinstance(parts[i - 1][1], nnx.Conv | nnx.Linear):
-                raise ValueError(
-                    f"{path} is a BatchNorm, which NIR does not have; it is folded "
-                    "into a Conv or Linear right before it, and there is none."
-                )
-            continue
-        fold = foldable and isinstance(behind, nnx.BatchNorm)
-        yield path, module, behind if fold else None  # type: ignore[misc]
+        if not _is(module, *_NORMS):
+            behind = parts[i + 1][1] if i + 1 < len(parts) else None
+            yield path, module, behind if _is(behind, *_NORMS) else None
+        elif i == 0 or not _is(parts[i - 1][1], *_FOLDABLE):
+            raise ValueError(
+                f"{path} is a BatchNorm, which NIR does not have; it is folded into a "
+                "Conv or Linear right before it, and there is none."
+            )
+
+
+def _is(module: Any, *classes: type[Any]) -> bool:
+    """Whether it is one of these, and no subclass that computes something else."""
+    calls = [c.__call__ for c in classes if isinstance(module, c)]
+    return type(module).__call__ in calls
 
 
 def _after(path: str, module: Any, signal: _Signal) -> _Signal:
@@ -110,22 +116,20 @@ def _after(path: str, module: Any, signal: _Signal) -> _Signal:
     return _Signal(tuple(y.shape[2:]))
 
 
-def _node(
-    path: str, module: Any, norm: nnx.BatchNorm | None, signal: _Signal, dt: float
-) -> Any:
+def _node(path: str, module: Any, norm: Any, signal: _Signal, dt: float) -> Any:
     """The NIR node of a module; None if it does nothing in evaluation."""
-    if isinstance(module, nnx.Dropout):
+    if _is(module, nnx.Dropout):
         return None
-    if isinstance(module, nnx.Conv):
+    if _is(module, layer.Conv, nnx.Conv):
         return _conv(path, module, norm, signal)
-    if isinstance(module, nnx.Linear):
+    if _is(module, nnx.Linear):
         return _linear(path, module, norm, signal)
-    if isinstance(module, layer.AvgPool):
+    if _is(module, layer.AvgPool):
         return _avg_pool(path, module, signal)
     if isinstance(module, layer.Flatten):
         shape = np.array(_shape_in_nir(signal))
         return library().Flatten(shape, start_dim=0, end_dim=-1)
-    if isinstance(module, neuron.IF | neuron.LIF | neuron.PLIF):
+    if type(module) in (neuron.IF, neuron.LIF, neuron.PLIF):
         return _neuron(path, module, signal, dt)
     if isinstance(module, Scale):
         return _scale(path, module, signal)
@@ -146,9 +150,7 @@ def _reorders(before: tuple[int, ...]) -> bool:
     return bool((places != np.arange(len(places))).any())
 
 
-def _folded(
-    module: Any, norm: nnx.BatchNorm | None
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _folded(module: Any, norm: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Kernel `[..., out]` and bias of a layer and the batch norm behind it."""
     kernel = np.asarray(module.kernel[...], np.float64)
     bias = None if module.bias is None else np.asarray(module.bias[...], np.float64)

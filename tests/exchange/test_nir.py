@@ -265,13 +265,19 @@ def cyclic():
     return nir.NIRGraph(nodes, [*edges, ("last", "a")])
 
 
+class Doubled(layer.Conv):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
 def refused_models():
     rngs = nnx.Rngs(0)
     conv = layer.Conv(2, 3, 3, rngs=rngs)
     return {
         "v_reset=None": (neuron.LIF(v_reset=None), (4,)),
         "MaxPool, which has no NIR node": (layer.MaxPool(2), (4, 4, 2)),
-        "none": (layer.BatchNorm(2, rngs=rngs), (4, 4, 2)),
+        "Doubled, which has no NIR node": (Doubled(2, 3, 3, rngs=rngs), (4, 4, 2)),
+        "there is none": (layer.BatchNorm(2, rngs=rngs), (4, 4, 2)),
         "has no NIR node.*Sequential": (models.CIFAR10DVSVGG(rngs=rngs), (48, 48, 2)),
         "Linear on .4, 4, 2.": (layer.Linear(2, 3, rngs=rngs), (4, 4, 2)),
         "order is another": (layer.Flatten(), (4, 4, 2)),
