@@ -69,6 +69,9 @@ def _parts(module: Any, path: str) -> Iterator[tuple[str, nnx.Module]]:
     """The modules that a signal goes through, in order."""
     if isinstance(module, nnx.Sequential):
         inside = enumerate(module.layers)
+    elif isinstance(module, layer.NormNeuron):
+        parts = module.norm, module.pool, module.neuron
+        inside = enumerate(part for part in parts if part is not None)
     elif hasattr(module, "__spatial_split__"):
         inside = enumerate(module.__spatial_split__())
     else:

@@ -5,6 +5,7 @@ for one device or many; not when it is traced.
 """
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from jax.interpreters import batching, mlir
 
 from .._types import Array
 
+_TRITON = (8, 0)  # the smallest compute capability that it compiles for
 IMPLEMENTATIONS = (None, "xla", "pallas")
 Flat = Callable[..., Sequence[Array]]
 
@@ -113,6 +115,10 @@ def _lower_on_cuda(ctx: Any, *args: Any, kernel: Flat, **params: Any):
     if not _is_local(ctx.module_context.axis_context):
         reason = "XLA partitions this program over several devices; use jax.shard_map"
         return _lower(reason, ctx, *args, **params)
+    capability = _compute_capability()
+    if capability and tuple(map(int, capability.split("."))) < _TRITON:
+        reason = f"the device has compute capability {capability}; Triton asks for 8.0"
+        return _lower(reason, ctx, *args, **params)
     with warnings.catch_warnings():
         # From jax 0.11 on; what will replace Pallas' Triton has no name yet.
         warnings.filterwarnings("ignore", message=".*Pallas Triton.*")
@@ -127,6 +133,16 @@ def _is_local(context: Any) -> bool:
         return getattr(context, "num_devices", 1) in (1, None)
     manual = set(context.manual_axes) | set(getattr(mesh, "manual_axes", ()))
     return mesh.size == 1 or manual == set(mesh.axis_names)
+
+
+def _compute_capability() -> str | None:
+    """Such as "9.0", of the device that is described, or here; None if neither is."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    if described is not None:
+        found = re.search(r"compute capability ([0-9.]+)", described.device_kind)
+        return found and found[1]
+    here = [d for d in jax.devices() if d.platform == "gpu"]
+    return str(here[0].compute_capability) if here else None
 
 
 def _unable(reason: str) -> str:

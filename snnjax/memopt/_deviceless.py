@@ -68,12 +68,15 @@ class CompiledMemory:
 def described(spec: DeviceSpec) -> Iterator[None]:
     """Tells jax, while it traces, that the step is for the GPU that `spec` describes.
 
-    From jax 0.12, Pallas asks for it where no GPU is there.
+    From jax 0.12, Pallas asks for it where no GPU is there; the choice of kernels
+    (`kernels/_choice.py`) reads the compute capability.
     """
     if not jax.sharding.get_abstract_mesh().empty:  # the user's own mesh holds
         yield
         return
-    device = jax.sharding.AbstractDevice(spec.description, spec.sm_count, "gpu")
+    capability = ".".join(map(str, spec.compute_capability))
+    kind = f"{spec.description} (compute capability {capability})"
+    device = jax.sharding.AbstractDevice(kind, spec.sm_count, "gpu")
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
         yield
