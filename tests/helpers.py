@@ -81,6 +81,27 @@ def neuron_gradients(
     return dx, lam, dtau
 
 
+def driven_gradients(x, scale, shift, v0, tau, ds, dv, derivative, **settings):
+    """`neuron_gradients` where the current is `x * scale + shift`, per feature.
+
+    By the chain rule: gradients by x, v0, tau, and (summed) scale and shift.
+    """
+    x, scale = f64(x), f64(scale)
+    current = x * scale + f64(shift)
+    dcurrent, dv0, dtau = neuron_gradients(
+        current, v0, tau, ds, dv, derivative, **settings
+    )
+    axes = tuple(range(x.ndim - 1))
+    return dcurrent * scale, dv0, dtau, (dcurrent * x).sum(axes), dcurrent.sum(axes)
+
+
+def sum_to(a, shape):
+    """The sum of `a` over the axes along which `shape` was broadcast to its shape."""
+    a = a.sum(tuple(range(a.ndim - len(shape))))
+    ones = tuple(i for i, n in enumerate(shape) if n != a.shape[i])
+    return a.sum(ones, keepdims=True)
+
+
 def assert_clear(h, v_threshold, gap=1e-4):
     """No potential so near the threshold that float32 might fire otherwise."""
     assert np.abs(h - v_threshold).min() > gap
