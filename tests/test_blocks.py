@@ -113,9 +113,19 @@ def fire(current, threshold=1.0):
     return s
 
 
+def made(kind, *args, **settings):
+    """Made in one program: the initializers are slow one by one."""
+    return nnx.jit(lambda: kind(*args, **settings, rngs=nnx.Rngs(2)))()
+
+
 def parts(model, x, names):
     """What the model's own parts make of `x`, at float64."""
-    return [f64(run(getattr(model, name), x)) for name in names]
+
+    @nnx.jit
+    def run(model, x):
+        return [getattr(model, name)(x) for name in names]
+
+    return [f64(a) for a in run(nnx.clone(model), x)]
 
 
 def assert_projected(model, x, attended):
@@ -127,13 +137,13 @@ def assert_projected(model, x, attended):
 
 def test_spiking_self_attention_is_its_equations():
     x = spikes(STEPS, BATCH, PLACES, FEATURES)
-    model = layer.SpikingSelfAttention(
+    model = made(
+        layer.SpikingSelfAttention,
         FEATURES,
         2,
         scale=0.25,
         attention_threshold=0.3,
         neuron=lively,
-        rngs=nnx.Rngs(0),
     )
     q, k, v = (heads_of(a, 2) for a in parts(model, x, "qkv"))
     y = (q @ k.swapaxes(-1, -2)) @ v * 0.25
@@ -143,8 +153,8 @@ def test_spiking_self_attention_is_its_equations():
 
 def test_token_attention_is_its_equations():
     x = spikes(STEPS, BATCH, PLACES, FEATURES)
-    model = layer.TokenQKAttention(
-        FEATURES, 2, attention_threshold=0.9, neuron=lively, rngs=nnx.Rngs(2)
+    model = made(
+        layer.TokenQKAttention, FEATURES, 2, attention_threshold=0.9, neuron=lively
     )
     q, k = (heads_of(a, 2) for a in parts(model, x, "qk"))
     chosen = fire(q.sum(-1, keepdims=True), 0.9)
@@ -155,13 +165,13 @@ def test_token_attention_is_its_equations():
 
 def test_spike_driven_attention_is_its_equations():
     x = 2 * normal(STEPS, BATCH, 2, 3, FEATURES)
-    model = layer.SpikeDrivenSelfAttention(
+    model = made(
+        layer.SpikeDrivenSelfAttention,
         FEATURES,
         4,
         scale=0.25,
         attention_threshold=0.3,
         neuron=lively,
-        rngs=nnx.Rngs(0),
     )
     s = run(model.first, x)
     q, k, v = (
@@ -178,7 +188,7 @@ def test_spike_driven_attention_is_its_equations():
 def test_space_is_places():
     """An image is the tokens that it consists of."""
     image = spikes(STEPS, BATCH, 2, 3, FEATURES)
-    model = layer.SpikingSelfAttention(FEATURES, 2, rngs=nnx.Rngs(0))
+    model = made(layer.SpikingSelfAttention, FEATURES, 2)
     model.eval()
     tokens = image.reshape(STEPS, BATCH, 6, FEATURES)
     assert_bits(run(model, image).reshape(tokens.shape), run(model, tokens))
@@ -186,7 +196,7 @@ def test_space_is_places():
 
 def test_rep_convolution_is_one_convolution_at_evaluation():
     """Which is what its padding by the norm of a zero is for."""
-    model = layer.RepConv(FEATURES, rngs=nnx.Rngs(0))
+    model = made(layer.RepConv, FEATURES)
     x = spikes(STEPS, BATCH, 4, 5, FEATURES)
     for norm in (model.padded, *model.norms):
         norm.mean[...] = normal(FEATURES, seed=3)

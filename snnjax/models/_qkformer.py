@@ -22,13 +22,13 @@ _LIF = functools.partial(_neuron.LIF, detach_reset=True)
 class SpikingPatchEmbedding(nnx.Module):
     """Spiking patch embedding with deformed shortcut (SPEDS): half the size, or not.
 
-        x = first(x), if there is one;    second(wide(x)) + shortcut(x)
+        x = first(x);    second(wide(x)) + shortcut(x)
 
     Args:
         in_features: channels that come in.
         features: that go out.
-        first: whether images come, and not spikes: a block with half the features is
-            in front.
+        first: whether there is such a block, with half the features; it takes images.
+        second: whether there is such a block.
         pools: which of `first`, `wide` and `second` halve height and width, by a max
             pool of their current.
         neuron: makes a neuron.
@@ -44,6 +44,7 @@ class SpikingPatchEmbedding(nnx.Module):
         features: int,
         *,
         first: bool = False,
+        second: bool = True,
         pools: tuple[bool, bool, bool] = (False, True, False),
         neuron: layer.MakeNeuron = _LIF,
         dtype: Any = None,
@@ -60,7 +61,7 @@ class SpikingPatchEmbedding(nnx.Module):
         self.wide = layer.ConvBlock(half, features, **halving[1], **settings)
         self.second = (
             layer.ConvBlock(features, features, **halving[2], **settings)
-            if not first or pools[0]
+            if second
             else None
         )
         strides = 2 if any(pools[1:]) else 1
@@ -135,7 +136,12 @@ class QKFormer(nnx.Module):
             pools = later if i else start
             stages.append(
                 SpikingPatchEmbedding(
-                    widths[i], widths[i + 1], first=i == 0, pools=pools, **settings
+                    widths[i],
+                    widths[i + 1],
+                    first=i == 0,
+                    second=i > 0 or not small_images,
+                    pools=pools,
+                    **settings,
                 )
             )
             stages += [
