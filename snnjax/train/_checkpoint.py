@@ -40,9 +40,10 @@ class Checkpoints:
 
     def save(self, step: int, tree: Any, notes: dict[str, Any]) -> None:
         """Saves every Variable of `tree`, and `notes`, which JSON can hold."""
+        state = _saved(nnx.state(tree))
         args = self._args.Composite(
-            state=self._args.StandardSave(_saved(nnx.state(tree))),
-            notes=self._args.JsonSave(notes),
+            state=self._args.StandardSave(state),
+            notes=self._args.JsonSave({"arrays": _described(state), "notes": notes}),
         )
         self._manager.save(step, args=args, force=True)
 
@@ -53,21 +54,14 @@ class Checkpoints:
             ValueError: there is none, or it is of another model or optimizer.
         """
         step, state = self._step(), nnx.state(tree)
-        wanted = jax.tree.map(_abstract, _saved(state))
-        try:
-            args = self._args.Composite(
-                state=self._args.StandardRestore(wanted),
-                notes=self._args.JsonRestore(),
-            )
-            found: Any = self._manager.restore(step, args=args)
-        except (ValueError, KeyError) as error:
-            raise ValueError(
-                f"the checkpoint of step {step} in {self._folder} is not of this model "
-                "and optimizer; build both as the run that saved it did, or choose an "
-                f"empty folder. orbax says: {error}"
-            ) from error
-        nnx.update(tree, jax.tree.map(_as_before, state, found.state))
-        return found.notes
+        wanted, found = _saved(state), self._json(step)
+        # Before orbax looks: where it fails it leaves work behind.
+        self._check(step, _described(wanted), found["arrays"])
+        target = self._args.StandardRestore(jax.tree.map(_abstract, wanted))
+        args = self._args.Composite(state=target)
+        restored: Any = self._manager.restore(step, args=args)
+        nnx.update(tree, jax.tree.map(_as_before, state, restored.state))
+        return found["notes"]
 
     def notes(self) -> dict[str, Any]:
         """The notes of the last checkpoint, with the plan, before there is a model.
@@ -75,12 +69,26 @@ class Checkpoints:
         Raises:
             ValueError: there is no checkpoint.
         """
-        args = self._args.Composite(notes=self._args.JsonRestore())
-        found: Any = self._manager.restore(self._step(), args=args)
-        return found.notes
+        return self._json(self._step())["notes"]
 
     def close(self) -> None:
         self._manager.close()
+
+    def _json(self, step: int) -> dict[str, Any]:
+        args = self._args.Composite(notes=self._args.JsonRestore())
+        found: Any = self._manager.restore(step, args=args)
+        return found.notes
+
+    def _check(self, step: int, wanted: dict[str, str], saved: dict[str, str]) -> None:
+        differ = {k for k in wanted | saved if wanted.get(k) != saved.get(k)}
+        if differ:
+            name = min(differ)
+            raise ValueError(
+                f"the checkpoint of step {step} in {self._folder} is not of this model "
+                f"and optimizer: `{name}` is {saved.get(name, 'missing')} there and "
+                f"{wanted.get(name, 'missing')} here. Build both as the run that saved "
+                "it did, or choose an empty folder."
+            )
 
     def _step(self) -> int:
         if self.latest is None:
@@ -94,6 +102,12 @@ class Checkpoints:
 def _saved(state: Any) -> Any:
     """Random keys as the numbers that they are, which any orbax can write."""
     return jax.tree.map(lambda a: jax.random.key_data(a) if _is_key(a) else a, state)
+
+
+def _described(state: Any) -> dict[str, str]:
+    """Dtype and shape of every array by its path."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(p): f"{a.dtype}{list(a.shape)}" for p, a in flat}
 
 
 def _as_before(now: Any, saved: Any) -> Any:

@@ -304,7 +304,9 @@ def test_another_model_is_told_from_the_checkpoint(other, tmp_path):
     tree = nnx.Dict(model=first)
     saved = train.Checkpoints(tmp_path)
     saved.save(1, tree, {})
-    with pytest.raises(ValueError, match="step 1 in .* not of this model"):
+    with pytest.raises(
+        ValueError, match="step 1 in .* not of this model.* there and .* here"
+    ):
         saved.restore(nnx.Dict(model=other()))
     assert saved.restore(tree) == {}
 
