@@ -285,7 +285,8 @@ def test_no_compressor_gathers_a_batch_sharded_over_eight_devices(name):
     compiled = there.lower(x).compile()
     assert "all-gather" not in compiled.as_text()
     payload = compiled(x)
-    assert payload.data.sharding.shard_shape(payload.data.shape)[1] == 2
+    for a in jax.tree.leaves(payload):
+        assert a.sharding.shard_shape(a.shape)[1] == 2
     compiled = back.lower(payload).compile()
     assert "all-gather" not in compiled.as_text()
     y = compiled(payload)
@@ -298,22 +299,25 @@ def payload_of(
 ) -> Any:
     """Shape and dtype of what is kept for `[2, 3, n]`."""
     x = jax.ShapeDtypeStruct((2, 3, n), dtype)
-    (kept,) = jax.tree.leaves(jax.eval_shape(compressor.pack, x))
-    return kept.shape, kept.dtype
+    kept = jax.tree.leaves(jax.eval_shape(compressor.pack, x))
+    shapes = [(a.shape, a.dtype) for a in kept]
+    return shapes[0] if len(shapes) == 1 else shapes
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 21, 255, 256])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_payloads_have_the_documented_bytes(n, dtype):
     kept = functools.partial(payload_of, n=n, dtype=dtype)
-    octets = -(-n // 8)
+    octets, crumbs = -(-n // 8), -(-n // 4)  # of bits, of pairs of bits
     assert kept(NullSpikeCompressor()) == ((2, 3, n), jnp.dtype(dtype))
     assert kept(BitSpikeCompressor()) == ((2, 3, octets), jnp.uint8)
     assert kept(BooleanSpikeCompressor()) == ((2, 3, n), jnp.bool_)
     assert kept(Uint8SpikeCompressor()) == ((2, 3, n), jnp.uint8)
-    for bits in (1, 3, 16):
+    fields = {1: [octets], 3: [crumbs, octets], 16: [n, n], 6: [-(-n // 2), crumbs]}
+    for bits, sizes in fields.items():
         made = kept(IntegerSpikeCompressor(bits, -1, 0.5))
-        assert made == ((2, 3, bits, octets), jnp.uint8)
+        wanted = [((2, 3, size), jnp.uint8) for size in sizes]
+        assert made == (wanted[0] if bits == 1 else wanted)
 
 
 @pytest.mark.parametrize(
@@ -332,12 +336,18 @@ def test_sparse_tells_the_last_feature_from_none(n):
     np.testing.assert_array_equal(compressor.pack(jnp.asarray(x)).unpack(), x)
 
 
-def test_integers_are_planes_of_bits_one_after_the_other():
-    x = spikes((2, 3, 9), "float32") + 2 * spikes((2, 3, 9), "float32")[..., ::-1]
-    data = IntegerSpikeCompressor(2).pack(jnp.asarray(x)).data
-    for plane in range(2):
-        bits = (x.astype(int) >> plane) & 1
-        np.testing.assert_array_equal(data[:, :, plane], np.packbits(bits, axis=-1))
+def test_integers_are_fields_of_their_low_and_high_bits():
+    """Value `j + i * m` of `m` bytes, `width` bits from bit `i * width` of byte `j`."""
+    x = np.random.default_rng(3).integers(0, 2**7, (2, 3, 9))
+    packed = IntegerSpikeCompressor(7).pack(jnp.asarray(x, jnp.float32)).data
+    for data, (width, at) in zip(packed, [(4, 0), (2, 4), (1, 6)], strict=True):
+        data, m = np.asarray(data), -(-9 * width // 8)
+        assert data.shape == (2, 3, m)
+        for value in range(9):
+            i, j = divmod(value, m)
+            found = (data[..., j] >> (i * width)) & (2**width - 1)
+            wanted = (x[..., value] >> at) & (2**width - 1)
+            np.testing.assert_array_equal(found, wanted)
 
 
 # --- sparse: an overflow is an error, never a truncation ------------------------------

@@ -217,7 +217,11 @@ SHARED = {
     ),
     "two integers": (
         tuple(memopt.IntegerSpikeCompressor(b) for b in (2, 3, 2)),
-        [("uint8", (3, 2, 2, 1)), ("uint8", (3, 2, 3, 1))],
+        [
+            PACKED,
+            ("uint8", (3, 2, 2)),
+            ("uint8", (3, 2, 2)),
+        ],  # fields of 2, and of 2 and 1
     ),
     "sparse, as its instance": (
         (None, memopt.SparseSpikeCompressor(8), memopt.SparseSpikeCompressor(8)),
@@ -239,8 +243,9 @@ def test_a_spike_train_is_kept_once_for_each_way_to_keep_it(case):
 def test_query_key_and_value_share_one_payload():
     x = frames((2, 2, 3, WIDTH))
     seg = segmented(Attention(), x)
-    # 24 features to 3 bytes, and five planes of the product.
-    assert kept(seg, x) == [("uint8", (2, 2, 3)), ("uint8", (2, 2, 5, 3))]
+    # 24 features to 3 bytes; of the product's five bits, one to 3 and four to 12.
+    sizes = (3, 3, 12)
+    assert kept(seg, x) == [("uint8", (2, 2, size)) for size in sizes]
 
 
 def test_a_skip_connection_shares_its_payload():
