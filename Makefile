@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS ?= data,plot
+EXTRAS ?= data,plot,nir
 # With the wheels of plan-cuda installed and no GPU, jax prints a long plugin error at
 # every start unless this is set.
 export JAX_PLATFORMS ?= cpu
