@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -19,7 +20,7 @@ class Own(ScanNeuron):
     """A user's neuron."""
 
     def initial_state(self, x):
-        return {"v": 0 * x}
+        return {"v": jnp.zeros_like(x)}
 
     def step(self, x, state):
         h = 0.7 * state["v"] + x
