@@ -33,8 +33,8 @@ class NormNeuron(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """Spikes, `[time, batch, ..., feature]`, of `x` of that shape."""
         if self._fuses():
-            x = x if self.norm.dtype is None else x.astype(self.norm.dtype)
-            return self.neuron(x, *self.norm.affine(x))
+            affine = self.norm.affine(x)
+            return self.neuron(x.astype(self.norm.dtype or x.dtype), *affine)
         current = self.norm(x)
         return self.neuron(current if self.pool is None else self.pool(current))
 

@@ -120,7 +120,7 @@ class BitSpikeCompressor(BaseSpikeCompressor):
             is around it; `"pallas"` forces a kernel, on CUDA devices.
     """
 
-    implementation: str | None = None
+    implementation: str | None = dataclasses.field(default=None, repr=False)
     holds = BINARY
     separable = True
 
@@ -151,7 +151,7 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
     bits: int
     lo: int = 0
     scale: float = 1.0
-    implementation: str | None = None
+    implementation: str | None = dataclasses.field(default=None, repr=False)
     separable = True
 
     def __post_init__(self) -> None:
@@ -284,11 +284,15 @@ def compressor_for(grid: Grid | None) -> BaseSpikeCompressor:
 
 
 def settings_of(compressor: BaseSpikeCompressor) -> tuple[tuple[str, Any], ...]:
-    """(name, value) of a compressor's arguments; of what JSON cannot hold, the repr."""
+    """(name, value) of a compressor's arguments; of what JSON cannot hold, the repr.
+
+    Without those that its own repr leaves out, unless they were given.
+    """
     if not dataclasses.is_dataclass(compressor):
         return ()
-    names = [field.name for field in dataclasses.fields(compressor)]
-    return tuple((name, _plain(getattr(compressor, name))) for name in names)
+    values = [(f, getattr(compressor, f.name)) for f in dataclasses.fields(compressor)]
+    said = [(f.name, _plain(v)) for f, v in values if f.repr or v != f.default]
+    return tuple(said)
 
 
 def _plain(value: Any) -> Any:
