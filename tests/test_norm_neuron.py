@@ -178,6 +178,16 @@ def test_a_neuron_of_the_users_gets_the_dtype_that_came():
     assert_same(run(fused, x, g), run(apart, x, g), 2e-2)
 
 
+def test_a_normalisation_asked_for_half_precision():
+    """Its moments are of what came, and its output is of the dtype asked."""
+    fused, apart = pair(NEURONS["LIF"], dtype=jnp.bfloat16)
+    ours, wanted = run(fused, X, G), run(apart, X, G)
+    assert ours[0].dtype == wanted[0].dtype == jnp.bfloat16
+    assert ours[1][1].dtype == wanted[1][1].dtype == jnp.float32
+    assert_near(fused.norm.mean[...], apart.norm.mean[...], 1e-6)
+    assert_near(fused.norm.var[...], apart.norm.var[...], 1e-6)
+
+
 def test_a_normalisation_asked_for_single_precision():
     fused, apart = pair(NEURONS["LIF"], dtype=jnp.float32)
     x = X.astype("bfloat16")

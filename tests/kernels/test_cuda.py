@@ -94,6 +94,7 @@ def arguments(shape, dtype=jnp.float32):
 
 
 AMPERE = [n for n, spec in DEVICES.items() if spec.compute_capability >= (8, 0)]
+OLDER = sorted({*DEVICES} - {*AMPERE})
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,15 @@ AMPERE = [n for n, spec in DEVICES.items() if spec.compute_capability >= (8, 0)]
 def test_the_kernels_compile_for(device):
     text = compiled(train, *arguments((17, 4, 6, 24)), device=device)
     assert FORWARD in text and BACKWARD in text
+
+
+@pytest.mark.parametrize("device", OLDER)
+def test_a_card_before_ampere_gets_the_program_of_xla(device):
+    """XLA's Triton starts at compute capability 8.0."""
+    x = struct((4, 100))
+    assert "triton" not in compiled(lambda x: lif(x)[0], x, device=device)
+    with pytest.raises((NotImplementedError, memopt.MeasureError), match="pallas.*8.0"):
+        compiled(lambda x: lif(x, implementation="pallas")[0], x, device=device)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
