@@ -1,6 +1,7 @@
 """The rule of a membrane: charge, fire, reset; `snnjax.neuron` has the equations."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,6 +54,14 @@ class Membrane:
     @property
     def rest(self) -> float:
         return 0.0 if self.v_reset is None else self.v_reset
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the surrogate is known to give 0 or 1, as those of ours do."""
+        f = self.surrogate
+        while isinstance(f, functools.partial):
+            f = f.func
+        return getattr(f, "is_spike", False)
 
     def charge(self, drive: Drive, v: Array, x: Array) -> Array:
         leak = drive.leak if self.leak is None else self.leak

@@ -45,6 +45,7 @@ def surrogate(derivative: Callable[..., Array]) -> Callable[..., Array]:
         with jax.named_scope("snn.spike"):
             return fire(x)
 
+    spike.is_spike = True  # pyright: ignore[reportAttributeAccessIssue]
     return spike
 
 

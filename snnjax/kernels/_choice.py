@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from .._types import Array
 
@@ -104,6 +104,15 @@ def _leaves(f: Callable[..., Any], *args: Any) -> list[Any]:
     return jax.tree.leaves(f(*args))
 
 
+def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, forced: bool, **params: Any):
+    """Of XLA's program: a derivative of what is one already is nothing for a kernel."""
+    del params
+    if forced:
+        raise NotImplementedError(_unable("it is differentiated a second time"))
+    tangents = tuple(ad.instantiate_zeros(t) for t in tangents)
+    return jax.jvp(lambda *a: list(jaxpr_as_fun(jaxpr)(*a)), tuple(primals), tangents)
+
+
 def _lower(reason: str, ctx: Any, *args: Any, jaxpr: Any, forced: bool, **params: Any):
     del params
     if forced:
@@ -151,6 +160,7 @@ def _unable(reason: str) -> str:
     )
 
 
+ad.primitive_jvps[_choice] = _jvp
 batching.primitive_batchers[_choice] = _batched
 mlir.register_lowering(
     _choice, functools.partial(_lower, "this program is not for a CUDA device")

@@ -28,8 +28,11 @@ _BYTE = 8  # spikes to a byte
 _STEPS = 16  # potentials of a value that the backward pass holds in registers
 
 
-def lif_refusal(x: Array) -> str | None:
-    """Why the kernels cannot serve a current `x`, or None."""
+def lif_refusal(rule: Membrane, x: Array) -> str | None:
+    """Why the kernels cannot serve a neuron with a current `x`, or None."""
+    if not rule.is_binary:
+        name = getattr(rule.surrogate, "__name__", repr(rule.surrogate))
+        return f"`surrogate` {name} was not made by `snnjax.surrogate.surrogate`"
     if x.size == 0:
         return "the current has no values"
     if x.size >= 2**31:

@@ -190,7 +190,7 @@ def _multi_step(
         drive,
         v,
         x,
-        refused=kernels.lif_refusal(x),
+        refused=kernels.lif_refusal(rule, x),
     )
 
 
@@ -206,7 +206,7 @@ def _pull(how: Any, residuals: Any, cotangents: Any) -> Any:
         functools.partial(kernels.lif_backward, rule),
         *residuals,
         *cotangents,
-        refused=kernels.lif_refusal(residuals[-1]),
+        refused=kernels.lif_refusal(rule, residuals[-1]),
     )
 
 

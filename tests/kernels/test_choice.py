@@ -289,3 +289,32 @@ def test_spikes_of_the_kernel_are_proven_binary(steps, dtype):
 def test_spikes_of_a_choice_are_proven_binary(implementation):
     (known,) = Analysis().run(jax.make_jaxpr(spikes(implementation))(X), [None])
     assert known is not None and known.grid == Grid(0, 1)
+
+
+# --- derivatives of derivatives, and surrogates of one's own --------------------------
+
+
+def test_a_second_derivative_is_that_of_the_program_of_xla():
+    def curvature(implementation):
+        return jax.jit(jax.grad(lambda x: (gradient(implementation)(x) ** 2).sum()))
+
+    x = X[:, :1, :2]
+    assert_near(curvature(None)(x), curvature("xla")(x))
+    with pytest.raises(NotImplementedError, match="a second time"):
+        curvature("pallas")(x)
+
+
+def graded(x):
+    return jax.nn.sigmoid(x)
+
+
+def test_a_surrogate_that_may_be_no_spike_is_left_to_xla():
+    text = for_cuda(lambda x: lif(x, surrogate=graded)[0], X)
+    assert KERNEL not in text
+    with pytest.raises(NotImplementedError, match="`surrogate` graded was not made by"):
+        lif(X, surrogate=graded, implementation="pallas")
+
+
+def test_a_surrogate_of_ones_own_has_the_kernel():
+    wide = ft.partial(surrogate.surrogate(lambda x, a: a / (1 + x * x)), a=0.5)
+    assert KERNEL in for_cuda(lambda x: lif(x, surrogate=wide)[0], X)

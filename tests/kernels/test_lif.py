@@ -376,12 +376,15 @@ def test_under_vmap_every_sample_is_its_own():
         jax.tree.map(assert_near, jax.tree.map(lambda a, i=i: a[i], mapped), wanted)
 
 
+RULE = Membrane(0.5, True, 1.0, 0.0, False, surrogate.atan)
+
+
 @pytest.mark.parametrize(
     "shape, words",
     [((4, 0, 2), "no values"), ((2**20, 2**11), "2147483648 values.*up to")],
 )
 def test_what_the_kernels_cannot_serve(shape, words):
-    refused = kernels.lif_refusal(jax.ShapeDtypeStruct(shape, jnp.float32))
+    refused = kernels.lif_refusal(RULE, jax.ShapeDtypeStruct(shape, jnp.float32))
     assert refused is not None
     with pytest.raises(ValueError, match=words):
         raise ValueError(refused)
@@ -389,4 +392,6 @@ def test_what_the_kernels_cannot_serve(shape, words):
 
 def test_what_the_kernels_can_serve():
     for shape in ((1,), (2**20, 2**11 - 1)):
-        assert kernels.lif_refusal(jax.ShapeDtypeStruct(shape, jnp.float32)) is None
+        assert (
+            kernels.lif_refusal(RULE, jax.ShapeDtypeStruct(shape, jnp.float32)) is None
+        )
