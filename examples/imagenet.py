@@ -1,7 +1,7 @@
 """Trains SEW-ResNet-34 or Spikformer-8-512 on ImageNet, with a memory plan.
 
     python examples/imagenet.py --data ~/imagenet --out runs/sew        # 320 epochs
-    python examples/imagenet.py --data ~/imagenet --net spikformer --budget 20GiB
+    python examples/imagenet.py --data ~/imagenet --net spikformer --epochs 300
     python examples/imagenet.py --synthetic --device a100 --profile memory --plan-only
     python examples/imagenet.py --synthetic --steps 2 --size 32 --width 8 --batch 2
 
