@@ -1,6 +1,7 @@
 """The examples: the simulated camera, digits, and a few steps of each."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from snnjax import memopt, train
 
 pytest.importorskip("tonic")
 pytest.importorskip("aedat")
@@ -24,8 +27,10 @@ def example():
         yield importlib.import_module
 
 
-def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    settings = {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "XLA_FLAGS": ""}
+def run(
+    name: str, *arguments: object, flags: str = ""
+) -> subprocess.CompletedProcess[str]:
+    settings = {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "XLA_FLAGS": flags}
     return subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
         env=os.environ | settings,
@@ -203,3 +208,74 @@ def test_a_few_steps_of_mnist_with_and_without_a_plan():
     assert "plain: accuracy" in done.stdout and "planned: accuracy" in done.stdout
     difference = float(done.stdout.rsplit(":", 1)[1])
     assert difference < 1e-4  # compiled programs round differently
+
+
+# --- the other workloads of the memory optimization paper -----------------------------
+
+QUICK = "--xla_backend_optimization_level=0"  # compiles faster; nobody waits for steps
+PIXELS = "sequential_cifar10.py", "--by", "pixels", "--width", 8
+WORKLOADS = {
+    "columns": ("sequential_cifar10.py", "--width", 8),
+    "pixels": PIXELS,
+    "gesture": ("dvs_gesture.py", "--size", 32, "--width", 16, "--frames", 4),
+    "sew": ("imagenet.py", "--size", 32, "--width", 8, "--depth", 18),
+    "spikformer": (
+        *("imagenet.py", "--net", "spikformer"),
+        *("--size", 32, "--width", 16, "--depth", 1),
+    ),
+}
+
+
+def run_workload(name: str, *arguments: object) -> str:
+    """What it prints, of synthetic batches of two."""
+    shared = "--synthetic", "--batch", 2, "--profile", "safe"
+    done = run(name, *arguments, *shared, flags=QUICK)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def figures(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if "eval_accuracy=" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_two_planned_steps_of_a_workload(workload, tmp_path):
+    printed = run_workload(*WORKLOADS[workload], "--steps", 2, "--out", tmp_path)
+    assert "peak of a training step on cpu:" in printed and len(figures(printed)) == 1
+    with contextlib.closing(train.Checkpoints(tmp_path)) as saved:
+        assert saved.latest == 2
+        plan = memopt.Plan.from_json(saved.notes()["plan"])
+    assert len(plan.segments) == len(plan.candidates) > 0
+    assert plan.planned_residual_bytes < plan.plain_residual_bytes / 2
+
+
+@pytest.mark.slow
+def test_a_workload_goes_on_from_its_last_checkpoint(tmp_path):
+    first = figures(run_workload(*PIXELS, "--out", tmp_path, "--epochs", 1))
+    both = figures(run_workload(*PIXELS, "--out", tmp_path, "--epochs", 2))
+    assert len(first) == 1 and len(both) == 2
+    assert both[0] == first[0]  # to the samples per second of the first run
+    with contextlib.closing(train.Checkpoints(tmp_path)) as saved:
+        assert saved.latest == 16  # 8 batches an epoch
+
+
+@pytest.mark.slow
+def test_a_workload_may_be_planned_alone(tmp_path):
+    printed = run_workload(*PIXELS, "--plan-only", "--budget", "10MiB")
+    assert "peak of a training step on cpu:" in printed and not figures(printed)
+
+
+@pytest.mark.parametrize("name", ["sequential_cifar10", "dvs_gesture", "imagenet"])
+def test_a_workload_without_its_data_says_what_is_missing(example, name, tmp_path):
+    args = argparse.Namespace(synthetic=False, data=tmp_path, size=32, batch=2)
+    with pytest.raises(SystemExit) as stopped:
+        example(name).load(args)
+    assert str(tmp_path) in str(stopped.value)
+
+
+def test_synthetic_data_have_the_shapes_of_the_sets(example):
+    assert example("sequential_cifar10").synthetic(3)[0].shape == (32, 32, 3)
+    assert example("dvs_gesture").synthetic(3).size == (128, 128, 2)
+    images = example("imagenet").synthetic(3, 64)
+    assert images[2].shape == (64, 64, 3) and len(images.classes) == 1000
