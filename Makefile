@@ -20,8 +20,10 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/python examples/digits.py $(ARGS)
 
+# By two processes, a file each at a time: JAX compiles on one core, mostly.
+JOBS ?= 2
 test: install
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
 
 check:
 	$(PYTHON) -m venv $(VENV)
