@@ -62,7 +62,7 @@ def checkpoint(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from snnjax import memopt
-        >>> layer = memopt.checkpoint(lambda w, x: jnp.tanh(x @ w))
+        >>> layer = memopt.checkpoint(lambda w, x: jnp.tanh(x.astype(w.dtype) @ w))
         >>> jax.grad(lambda w: layer(w, jnp.ones((1, 1, 2), bool)).sum())(jnp.eye(2))
         Array([[0.41997433, 0.41997433],
                [0.41997433, 0.41997433]], dtype=float32)

@@ -249,7 +249,8 @@ def _potentials(
     allocates at the start of the program and keeps alive all through (design 4.2).
     """
     current = drive.current(x.astype(v.dtype))
-    start = drive.leak, start_after(v, x), current
+    # Tied to the current and not to `x`, which the current may then be written over.
+    start = drive.leak, start_after(v, current), current
     _, v, h = lax.fori_loop(0, x.shape[0], _charging(rule), start)
     return h, v
 

@@ -393,7 +393,7 @@ def test_an_unknown_device_is_refused_with_those_there_are(device, wish):
     assert all(name in str(error.value) for name in memopt.DEVICES)
 
 
-WISHES = [{"level": 4}, {"profile": "memory"}, {"max_slowdown": 2.0}, {"budget": 9000}]
+WISHES = [{"level": 4}, {"profile": "memory"}, {"max_slowdown": 2.0}, {"budget": 6000}]
 
 
 @pytest.mark.parametrize("wish", WISHES)
