@@ -125,6 +125,9 @@ def _lower_on_cuda(ctx: Any, *args: Any, kernel: Flat, **params: Any):
         reason = "XLA partitions this program over several devices; use jax.shard_map"
         return _lower(reason, ctx, *args, **params)
     capability = _compute_capability()
+    if capability is None and jax.__version_info__ >= (0, 11):
+        reason = "no CUDA device is here or described, which Pallas asks for from jax "
+        return _lower(reason + "0.11 on", ctx, *args, **params)
     if capability and tuple(map(int, capability.split("."))) < _TRITON:
         reason = f"the device has compute capability {capability}; Triton asks for 8.0"
         return _lower(reason, ctx, *args, **params)

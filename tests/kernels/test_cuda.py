@@ -232,8 +232,7 @@ def step(model, optimizer, *batch):
 def planned(net, batch, device):
     """The report of one training step at level 1."""
     blocks, sgd = (snn.models.VGGBlock,), optax.sgd(0.01)
-    # Proofs are the same for all devices; the step alone is compiled.
-    plan = memopt.make_plan(net, blocks, batch, loss=loss, optimizer=sgd)
+    plan = memopt.make_plan(net, blocks, batch, loss=loss, optimizer=sgd, device=device)
     net = memopt.apply_plan(net, plan)
     optimizer = nnx.eval_shape(lambda m: nnx.Optimizer(m, sgd, wrt=nnx.Param), net)
     jitted = nnx.jit(step, donate_argnums=(0, 1))
