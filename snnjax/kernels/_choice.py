@@ -53,18 +53,19 @@ def choose(
     if implementation == "xla" or refused:
         return xla(*args)
     flat, structure = jax.tree.flatten(args)
-    closed, shapes = jax.make_jaxpr(_of_leaves(xla, structure), return_shape=True)(
-        *flat
-    )
-    forced = implementation == "pallas"
+
+    def of_leaves(f: Callable[..., Any], *leaves: Array) -> Any:
+        return f(*jax.tree.unflatten(structure, leaves))
+
+    trace = jax.make_jaxpr(functools.partial(of_leaves, xla), return_shape=True)
+    closed, shapes = trace(*flat)
     leaves = _choice.bind(
-        *flat, jaxpr=closed, kernel=_of_leaves(kernel, structure), forced=forced
+        *flat,
+        jaxpr=closed,
+        kernel=lambda *leaves: jax.tree.leaves(of_leaves(kernel, *leaves)),
+        forced=implementation == "pallas",
     )
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-
-def _of_leaves(f: Callable[..., Any], structure: Any) -> Callable[..., Any]:
-    return lambda *leaves: f(*jax.tree.unflatten(structure, leaves))
 
 
 _choice = Primitive("snnjax_choice")
@@ -91,17 +92,8 @@ def _batched(
 ) -> Any:
     over = functools.partial(jax.vmap, in_axes=tuple(dims))
     xla = jax.make_jaxpr(over(jaxpr_as_fun(jaxpr)))(*args)
-    leaves = _choice.bind(
-        *args,
-        jaxpr=xla,
-        kernel=over(lambda *a: tuple(_leaves(kernel, *a))),
-        forced=forced,
-    )
+    leaves = _choice.bind(*args, jaxpr=xla, kernel=over(kernel), forced=forced)
     return leaves, (0,) * len(leaves)
-
-
-def _leaves(f: Callable[..., Any], *args: Any) -> list[Any]:
-    return jax.tree.leaves(f(*args))
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, forced: bool, **params: Any):
@@ -121,21 +113,28 @@ def _lower(reason: str, ctx: Any, *args: Any, jaxpr: Any, forced: bool, **params
 
 
 def _lower_on_cuda(ctx: Any, *args: Any, kernel: Flat, **params: Any):
-    if not _is_local(ctx.module_context.axis_context):
-        reason = "XLA partitions this program over several devices; use jax.shard_map"
-        return _lower(reason, ctx, *args, **params)
-    capability = _compute_capability()
-    if capability is None and jax.__version_info__ >= (0, 11):
-        reason = "no CUDA device is here or described, which Pallas asks for from jax "
-        return _lower(reason + "0.11 on", ctx, *args, **params)
-    if capability and tuple(map(int, capability.split("."))) < _TRITON:
-        reason = f"the device has compute capability {capability}; Triton asks for 8.0"
+    reason = _hindrance(ctx)
+    if reason is not None:
         return _lower(reason, ctx, *args, **params)
     with warnings.catch_warnings():
         # From jax 0.11 on; what will replace Pallas' Triton has no name yet.
         warnings.filterwarnings("ignore", message=".*Pallas Triton.*")
-        run = functools.partial(_leaves, kernel)
-        return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+        return mlir.lower_fun(kernel, multiple_results=True)(ctx, *args)
+
+
+def _hindrance(ctx: Any) -> str | None:
+    """Why no kernel can be part of this program for a CUDA device, or None."""
+    if not _is_local(ctx.module_context.axis_context):
+        return "XLA partitions this program over several devices; use jax.shard_map"
+    capability = _compute_capability()
+    if capability is None and jax.__version_info__ >= (0, 11):
+        return (
+            "no CUDA device is here or described, which Pallas asks for from jax 0.11 "
+            "on"
+        )
+    if capability and tuple(map(int, capability.split("."))) < _TRITON:
+        return f"the device has compute capability {capability}; Triton asks for 8.0"
+    return None
 
 
 def _is_local(context: Any) -> bool:

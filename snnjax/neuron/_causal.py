@@ -18,6 +18,7 @@ from .._gate import start_after
 from .._marks import CAUSAL, marked
 from .._membrane import Surrogate
 from .._types import Array, float32_at_least
+from ._rows import put_row, row_at
 
 Constants = tuple[Array, ...]
 
@@ -70,8 +71,8 @@ def _spikes(
 ) -> tuple[Array, Array]:
     def step(t: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         state, above = carry
-        now, _, state = _step(rule, constants, state, _at(above, t))
-        return state, _put(above, t, now)
+        now, _, state = _step(rule, constants, state, row_at(above, t))
+        return state, put_row(above, t, now)
 
     start = start_after(state, x), x.astype(float32_at_least(x.dtype))
     state, above = lax.fori_loop(0, x.shape[0], step, start)
@@ -94,10 +95,10 @@ def _backward(
     def step(i: Array, carry: Any) -> Any:
         dconstants, dstate, g = carry
         t = x.shape[0] - 1 - i
-        now = constants, _at(before, t), _at(x, t).astype(dtype)
+        now = constants, row_at(before, t), row_at(x, t).astype(dtype)
         _, pullback = jax.vjp(lambda *a: _step(rule, *a)[1:], *now)
-        more, dstate, dx = pullback((_at(g, t).astype(dtype), dstate))
-        return jax.tree.map(jnp.add, dconstants, more), dstate, _put(g, t, dx)
+        more, dstate, dx = pullback((row_at(g, t).astype(dtype), dstate))
+        return jax.tree.map(jnp.add, dconstants, more), dstate, put_row(g, t, dx)
 
     start = jax.tree.map(jnp.zeros_like, constants), start_after(dstate, ds), ds
     return lax.fori_loop(0, x.shape[0], step, start)
@@ -113,17 +114,9 @@ def _states(
 
     def step(t: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         state, before = carry
-        now = _at(x, t).astype(state.dtype)
-        return _step(rule, constants, state, now)[2], _put(before, t, state)
+        now = row_at(x, t).astype(state.dtype)
+        return _step(rule, constants, state, now)[2], put_row(before, t, state)
 
     zeros = jnp.zeros((x.shape[0], *state.shape), state.dtype)
     start = start_after(state, due), start_after(zeros, due)
     return lax.fori_loop(0, x.shape[0], step, start)[1]
-
-
-def _at(buffer: Array, t: Array) -> Array:
-    return lax.dynamic_index_in_dim(buffer, t, 0, keepdims=False)
-
-
-def _put(buffer: Array, t: Array, row: Array) -> Array:
-    return lax.dynamic_update_index_in_dim(buffer, row.astype(buffer.dtype), t, 0)

@@ -15,6 +15,9 @@ from .._gate import start_after
 from .._marks import CAUSAL, FROM_REST, carries_state, marked
 from .._membrane import Drive, Membrane, Surrogate
 from .._types import Array, check_floating, check_time_major, float32_at_least
+from ._rows import put_row, row_at
+
+How = tuple[Membrane, str | None]  # and the implementation
 
 
 def lif(
@@ -66,17 +69,25 @@ def lif(
     Source: charge, fire and reset as in SpikingJelly; the backward pass is
     backpropagation through time written out (Werbos, Proceedings of the IEEE 1990).
     """
-    rule, drive = _setting(
-        x, tau, scale, shift, decay_input, v_threshold, v_reset, detach_reset, surrogate
+    how, drive = _setting(
+        x,
+        tau,
+        scale,
+        shift,
+        implementation,
+        decay_input=decay_input,
+        v_threshold=v_threshold,
+        v_reset=v_reset,
+        detach_reset=detach_reset,
+        surrogate=surrogate,
     )
     v = rest_of(x, v_reset) if v is None else jnp.asarray(v, float32_at_least(x.dtype))
     if v.shape != x.shape[1:]:
         raise ValueError(
             f"`v` has shape {v.shape}; allowed is {x.shape[1:]}, one time step of `x`."
         )
-    kernels.check_implementation(implementation)
     with jax.named_scope("snn.lif"):
-        return _causal((rule, implementation), drive, v, x)
+        return _causal(how, drive, v, x)
 
 
 def lif_from_rest(
@@ -93,12 +104,11 @@ def lif_from_rest(
     One time step less to read and to write, twice: at four time steps, a quarter.
     """
     if carries_state():
-        more = {"scale": scale, "shift": shift, "implementation": implementation}
-        return lif(x, tau=tau, **more, **settings)[0]
-    rule, drive = _setting(x, tau, scale, shift, **settings)
-    kernels.check_implementation(implementation)
+        settings |= {"scale": scale, "shift": shift, "implementation": implementation}
+        return lif(x, tau=tau, **settings)[0]
+    how, drive = _setting(x, tau, scale, shift, implementation, **settings)
     with jax.named_scope("snn.lif"):
-        return _from_rest((rule, implementation), drive, x)
+        return _from_rest(how, drive, x)
 
 
 def rest_of(x: Array, v_reset: float | None) -> Array:
@@ -111,18 +121,21 @@ def _setting(
     tau: float | Array,
     scale: Array | None,
     shift: Array | None,
+    implementation: str | None,
+    *,
     decay_input: bool,
     v_threshold: float,
     v_reset: float | None,
     detach_reset: bool,
     surrogate: Surrogate,
-) -> tuple[Membrane, Drive]:
+) -> tuple[How, Drive]:
     check_time_major(x, "x", "time ...")
     check_floating(x, "x")
     check_tau(tau)
     _check_number(v_threshold, "v_threshold")
     _check_number(0.0 if v_reset is None else v_reset, "v_reset")
     _check_affine(x, scale, shift)
+    kernels.check_implementation(implementation)
     dtype = float32_at_least(x.dtype)
     number = isinstance(tau, int | float)
     rule = Membrane(
@@ -133,12 +146,9 @@ def _setting(
         detach_reset=detach_reset,
         surrogate=surrogate,
     )
-    step = x.shape[1:]
-    leak = None if number else _like_step(jnp.asarray(1 / tau, dtype), step)
-    affine = [
-        a if a is None else _like_step(a.astype(dtype), step) for a in (scale, shift)
-    ]
-    return rule, Drive(leak, *affine)
+    leak = None if number else _like_step(jnp.asarray(1 / tau, dtype), x.shape[1:])
+    affine = (a if a is None else a.astype(dtype) for a in (scale, shift))
+    return (rule, implementation), Drive(leak, *affine)
 
 
 def _like_step(a: Array, step: tuple[int, ...]) -> Array:
@@ -179,7 +189,7 @@ def _check_affine(x: Array, scale: Array | None, shift: Array | None) -> None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _multi_step(
-    how: tuple[Membrane, str | None], drive: Drive, v: Array | None, x: Array
+    how: How, drive: Drive, v: Array | None, x: Array
 ) -> tuple[Array, Array | None]:
     """Spikes, and the last potential unless `v` is None: then it starts at rest."""
     rule, implementation = how
@@ -194,11 +204,11 @@ def _multi_step(
     )
 
 
-def _keep(how: Any, drive: Drive, v: Array | None, x: Array):
+def _keep(how: How, drive: Drive, v: Array | None, x: Array):
     return _multi_step(how, drive, v, x), (drive, v, x)
 
 
-def _pull(how: Any, residuals: Any, cotangents: Any) -> Any:
+def _pull(how: How, residuals: Any, cotangents: Any) -> Any:
     rule, implementation = how
     return kernels.choose(
         implementation,
@@ -214,12 +224,12 @@ _multi_step.defvjp(_keep, _pull)
 
 
 @marked(CAUSAL, static_argnums=0)
-def _causal(how: Any, drive: Drive, v: Array, x: Array) -> tuple[Array, Array | None]:
+def _causal(how: How, drive: Drive, v: Array, x: Array) -> tuple[Array, Array | None]:
     return _multi_step(how, drive, v, x)
 
 
 @marked(FROM_REST, static_argnums=0)
-def _from_rest(how: Any, drive: Drive, x: Array) -> Array:
+def _from_rest(how: How, drive: Drive, x: Array) -> Array:
     run: Any = _multi_step  # whose types custom_vjp loses
     return run(how, drive, None, x)[0]
 
@@ -261,8 +271,8 @@ def _charging(rule: Membrane) -> Callable[..., tuple[Any, Array, Array]]:
 
     def step(t: Array, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         leak, v, h = carry
-        ht = rule.charge(Drive(leak), v, _at(h, t))
-        return leak, rule.fire_and_reset(ht)[1], _put(h, t, ht)
+        ht = rule.charge(Drive(leak), v, row_at(h, t))
+        return leak, rule.fire_and_reset(ht)[1], put_row(h, t, ht)
 
     return step
 
@@ -298,14 +308,14 @@ def _pull_back(
     def step(i: Array, carry: tuple[Any, Array, Array]):
         dleak, dv, g = carry
         t = h.shape[0] - 1 - i
-        ht = _at(h, t)
+        ht = row_at(h, t)
         _, pullback = jax.vjp(rule.fire_and_reset, ht)
-        (dh,) = pullback((_at(g, t).astype(dv.dtype), dv))
+        (dh,) = pullback((row_at(g, t).astype(dv.dtype), dv))
         if leak is not None:
-            before = _at(h, jnp.maximum(t - 1, 0))
+            before = row_at(h, jnp.maximum(t - 1, 0))
             v = jnp.where(t == 0, v0, rule.fire_and_reset(before)[1])
             dleak += _sum_to(dh * _charge_by_leak(rule, leak, v, ht), leak.shape)
-        return dleak, (1 - known) * dh, _put(g, t, gain * dh)
+        return dleak, (1 - known) * dh, put_row(g, t, gain * dh)
 
     dleak = None if leak is None else jnp.zeros_like(leak)
     start = dleak, start_after(dv, ds), ds
@@ -325,11 +335,3 @@ def _sum_to(a: Array, shape: tuple[int, ...]) -> Array:
     a = a.sum(leading)
     ones = tuple(i for i, n in enumerate(shape) if n == 1)
     return a.sum(ones, keepdims=True)
-
-
-def _at(buffer: Array, t: Array | int) -> Array:
-    return lax.dynamic_index_in_dim(buffer, t, 0, keepdims=False)
-
-
-def _put(buffer: Array, t: Array | int, row: Array) -> Array:
-    return lax.dynamic_update_index_in_dim(buffer, row.astype(buffer.dtype), t, 0)

@@ -84,13 +84,8 @@ class Neuron(nnx.Module):
         if scale is None:
             return self.multi_step(x, state)
         dtype = float32_at_least(x.dtype)
-        affine = Drive(None, *(_per_feature(a, x.ndim) for a in (scale, shift)))
-        current = affine.current(x.astype(dtype)).astype(x.dtype)
-        return self.multi_step(current, state)
-
-
-def _per_feature(a: Array, ndim: int) -> Array:
-    return a.reshape((1,) * (ndim - 1) + a.shape)
+        current = Drive(None, scale, shift).current(x.astype(dtype))
+        return self.multi_step(current.astype(x.dtype), state)
 
 
 def _continue(kept: Any, start: Any) -> Any:
