@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+# Threads that want the same array wait for the first of them; a few locks serve all.
+_MAKING = tuple(threading.Lock() for _ in range(64))
 _FORMAT = 1  # part of every key: raise it when frames of the same settings change
 
 
@@ -36,11 +38,12 @@ class DiskCache:
     def get(self, file: Path, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """What was kept for the sample `name` of `file`; or `make()`, which is kept."""
         at = self._path(file, name)
-        try:
-            return _unpacked(at.read_bytes())
-        except (FileNotFoundError, zlib.error, ValueError, EOFError):
-            array = make()
-        _write(at, _packed(array))
+        with _MAKING[hash(at) % len(_MAKING)]:
+            try:
+                return _unpacked(at.read_bytes())
+            except (FileNotFoundError, zlib.error, ValueError, EOFError):
+                array = make()
+            _write(at, _packed(array))
         return array
 
     def _path(self, file: Path, name: str) -> Path:
