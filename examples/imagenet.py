@@ -17,7 +17,6 @@ is kept with it.
 """
 
 import argparse
-import contextlib
 import functools
 import sys
 from collections.abc import Iterable
@@ -25,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 import optax
+import workload
 from flax import nnx
 
 import snnjax as snn
-from snnjax import memopt
 
 CODE = snn.data.Repeat(steps=4, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 BLOCKS = {
@@ -79,49 +78,25 @@ def optimizer(net: str, batch: int, steps: int) -> optax.GradientTransformation:
     return optax.adamw(optax.cosine_decay_schedule(5e-4, steps), weight_decay=0.05)
 
 
-def make_plan(
-    net: nnx.Module,
-    tx: optax.GradientTransformation,
-    batch: tuple[np.ndarray, np.ndarray],
-    args: argparse.Namespace,
-) -> memopt.Plan:
-    """The plan that the run in `--out` has, or a new one."""
-    if args.out:
-        with contextlib.closing(snn.train.Checkpoints(args.out)) as saved:
-            if saved.latest is not None:
-                return memopt.Plan.from_json(saved.notes()["plan"])
-    wanted = {"budget": args.budget} if args.budget else {"profile": args.profile}
-    step = {"loss": LOSSES[args.net], "optimizer": tx, "device": args.device}
-    return memopt.make_plan(net, BLOCKS[args.net], batch, **step, **wanted)
-
-
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Deep spiking networks on ImageNet.")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", help="the folder that holds train and val")
-    source.add_argument("--synthetic", action="store_true", help="random images")
-    parser.add_argument("--out", type=Path, help="save here, and go on from there")
-    parser.add_argument("--profile", default="balanced", help="of the planner")
-    parser.add_argument("--budget", help='fit in "2GiB"; in place of --profile')
-    parser.add_argument("--device", help='plan for this GPU, such as "rtx4090"')
-    parser.add_argument("--plan-only", action="store_true", help="do not train")
+    parser = workload.flags(
+        "Deep spiking networks on ImageNet.",
+        data="the folder that holds train and val",
+        synthetic="random images",
+        epochs=320,
+        batch=32,
+    )
     parser.add_argument("--net", choices=BLOCKS, default="sew_resnet")
     parser.add_argument("--depth", type=int, help="34; for Spikformer, 8 blocks")
     parser.add_argument("--width", type=int, help="channels, 64; for Spikformer, 512")
     parser.add_argument("--size", type=int, default=224, help="pixels along a side")
-    parser.add_argument("--epochs", type=int, default=320)
-    parser.add_argument("--batch", type=int, default=32, help="samples in a batch")
-    parser.add_argument("--steps", type=int, help="one epoch of so many, for a trial")
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
     training, test = load(args)
-    steps = args.steps or len(training) // args.batch
-    if args.steps:
-        args.epochs = 1
-        test = test.take(np.arange(min(len(test), steps * args.batch)))
+    steps, test = workload.length(args, training, test)
     batches = functools.partial(snn.data.batches, encoder=CODE, batch_size=args.batch)
 
     def shuffled(number: int) -> Iterable[tuple[np.ndarray, np.ndarray]]:
@@ -130,19 +105,18 @@ def main() -> None:
 
     tx = optimizer(args.net, args.batch, args.epochs * steps)
     net = network(args, len(training.classes))
-    plan = make_plan(net, tx, next(iter(shuffled(0))), args)
-    print(plan)  # with the compiled step's bytes, plain and planned
-    if args.plan_only:
-        return
-    model, kept = memopt.apply_plan(net, plan), {"plan": plan.to_json()}
-    trainer = snn.train.Trainer(
-        model, LOSSES[args.net], tx, checkpoints=args.out, **kept
-    )
     tested = batches(test, fill=True)
-    length = {"epochs": args.epochs, "steps_per_epoch": steps}
-    history = trainer.fit(shuffled, tested, save_every=1000, **length)
-    for epoch, figures in enumerate(history, 1):
-        print(f"epoch {epoch}:", *(f"{k}={v:.4g}" for k, v in figures.items()))
+    workload.train(
+        net,
+        BLOCKS[args.net],
+        LOSSES[args.net],
+        tx,
+        shuffled,
+        tested,
+        args,
+        save_every=1000,
+        **fit,
+    )
 
 
 if __name__ == "__main__":

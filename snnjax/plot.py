@@ -6,6 +6,8 @@ pip install "snnjax[plot]"
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ._extra import optional
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -122,12 +124,7 @@ def _mebibytes(name: str, curve: HasLiveBytes | Sequence[int]) -> list[float]:
 
 
 def _new_axes() -> "Axes":
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError(
-            'Drawing needs matplotlib: pip install "snnjax[plot]"'
-        ) from error
+    plt = optional("matplotlib.pyplot", "plot")
     return plt.subplots(figsize=(7.2, 4), layout="constrained")[1]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from .._extra import optional
 from ._augment import Augmentation
 from ._cache import DiskCache
-from ._extra import optional
 from ._samples import Samples
 
 Encoder = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
@@ -61,7 +61,7 @@ def batches(
         ValueError: there is no whole batch, or hosts cannot share one equally.
     """
     _check_batch(len(samples), batch_size, fill, shard)
-    grain = optional("grain")
+    grain = optional("grain", "data")
     order = grain.MapDataset.range(len(samples))
     if shuffle:
         order = order.shuffle(_spread(seed))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ._extra import optional
+from .._extra import optional
 from ._recordings import Recorded, find, guarded, opened, source
 from ._samples import Samples
 
@@ -32,7 +32,7 @@ def cifar10_dvs(folder: str | Path, *, partial: bool = False) -> Samples:
 
     Source: Li et al., Frontiers in Neuroscience 2017.
     """
-    optional("aedat")  # tonic would miss it at the first recording
+    optional("aedat", "data")  # tonic would miss it at the first recording
     classes = "|".join(_CIFAR10)
     recorded = Recorded(
         name="CIFAR10DVS",
@@ -69,7 +69,7 @@ def dvs_gesture(
         layout="user01_fluorescent/0.npy",
         count=100,
     )
-    classes = optional("tonic.datasets").DVSGesture.classes
+    classes = optional("tonic.datasets", "data").DVSGesture.classes
     return _samples(recorded, folder, partial, classes, train=train)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ._extra import optional
+from .._extra import optional
+from ._reading import reading
 from ._samples import Samples, from_arrays
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -73,14 +74,9 @@ def _unpickled(file: Path) -> dict[bytes, Any]:
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz and unpack it in "
             f"{file.parent.parent}, which makes {file.parent}"
         )
-    try:
-        content = _Plain(io.BytesIO(file.read_bytes()), encoding="bytes").load()
-        return dict(content)
-    except Exception as error:  # a broken pickle raises anything; the file is the news
-        raise ValueError(
-            f"{file} cannot be read ({error}). It may have been cut short, or is not "
-            "CIFAR-10: unpack the archive again."
-        ) from error
+    remedy = "It may have been cut short, or is not CIFAR-10: unpack the archive again."
+    with reading(file, remedy):
+        return dict(_Plain(io.BytesIO(file.read_bytes()), encoding="bytes").load())
 
 
 def image_folder(folder: str | Path, *, size: int = 224) -> Samples:
@@ -127,14 +123,10 @@ def image_folder(folder: str | Path, *, size: int = 224) -> Samples:
 
 
 def _image(file: Path, size: int) -> np.ndarray:
-    pillow = optional("PIL.Image")
-    try:
-        with pillow.open(file) as image:
-            image = image.convert("RGB")
-    except Exception as error:  # whatever a decoder raises; the file is the news
-        raise ValueError(
-            f"{file} cannot be read ({error}). Download it again, or delete it."
-        ) from error
+    pillow = optional("PIL.Image", "data")
+    remedy = "Download it again, or delete it."
+    with reading(file, remedy), pillow.open(file) as image:
+        image = image.convert("RGB")
     width, height = image.size
     scale = size * 8 / 7 / min(width, height)
     shape = [max(size, round(n * scale)) for n in (width, height)]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ._extra import optional
+from .._extra import optional
+from ._reading import reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ def _missing(recorded: Recorded, folder: str | Path, found: int) -> str:
 
 
 def how_to_get(recorded: Recorded, folder: str | Path) -> str:
-    cls = getattr(optional("tonic.datasets"), recorded.name)
+    cls = getattr(optional("tonic.datasets", "data"), recorded.name)
     root = recorded.root(folder)
     return (
         "snnjax never downloads. Where a program is refused, a browser is not: "
@@ -93,7 +94,7 @@ def how_to_get(recorded: Recorded, folder: str | Path) -> str:
 
 def opened(recorded: Recorded, folder: str | Path, **settings: Any) -> Any:
     """tonic's data set, which does not look for files, and so never downloads."""
-    cls = getattr(optional("tonic.datasets"), recorded.name)
+    cls = getattr(optional("tonic.datasets", "data"), recorded.name)
     offline = type(recorded.name, (cls,), {"_check_exists": lambda self: True})
     return offline(str(folder), **settings)
 
@@ -112,13 +113,9 @@ def guarded(
     """`read`, whose errors name the file, and whose events lie on the sensor."""
 
     def guarded_read(place: int) -> np.ndarray:
-        try:
+        remedy = "It may have been cut short: unpack or download it again."
+        with reading(file(place), remedy):
             events = read(place)
-        except Exception as error:  # whatever the decoder raises; the file is the news
-            raise ValueError(
-                f"{file(place)} cannot be read ({error}). It may have been cut short: "
-                "unpack or download it again."
-            ) from error
         _check_events(events, file(place), size)
         return events
 

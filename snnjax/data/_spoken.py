@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ._extra import optional
+from .._extra import optional
+from ._reading import reading
 from ._recordings import Recorded, guarded, how_to_get, opened, source
 from ._samples import Samples
 
@@ -70,23 +71,20 @@ def _header(
     path: Path, recorded: Recorded, folder: str | Path
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[int, ...]]:
     """Labels, names of classes and the size, from the file itself."""
-    sensor = getattr(optional("tonic.datasets"), recorded.name).sensor_size
+    sensor = getattr(optional("tonic.datasets", "data"), recorded.name).sensor_size
     if not path.exists():
         what = how_to_get(recorded, folder)
         raise FileNotFoundError(f"there is no {path}.\n{what}")
-    try:
-        with optional("h5py").File(path, "r") as file:
-            labels = file["labels"][()].astype(np.int64)
-            classes = tuple(key.decode() for key in file["extra/keys"][()])
-            counts = {
-                len(labels),
-                *(len(file[f"spikes/{f}"]) for f in ("times", "units")),
-            }
-    except Exception as error:  # whatever HDF5 raises; the file is the news
-        raise ValueError(
-            f"{path} cannot be read ({error}). It may have been cut short, or not be "
-            f"of {recorded.name}: unpack or download it again."
-        ) from error
+    remedy = (
+        f"It may have been cut short, or not be of {recorded.name}: unpack or download "
+        "it again."
+    )
+    hdf5 = optional("h5py", "data")
+    with reading(path, remedy), hdf5.File(path, "r") as file:
+        labels = file["labels"][()].astype(np.int64)
+        classes = tuple(key.decode() for key in file["extra/keys"][()])
+        trains = [file[f"spikes/{field}"] for field in ("times", "units")]
+        counts = {len(labels), *map(len, trains)}
     if len(counts) > 1 or not len(labels) or labels.max() >= len(classes):
         raise ValueError(
             f"{path} holds {sorted(counts)} labels, times and units, with labels up to "

@@ -1,21 +1,17 @@
 """The library nir, imported where it is used, and the order of its axes."""
 
-import importlib
 from typing import Any
 
 import numpy as np
+
+from .._extra import optional
 
 # nir compares what arrives with the channels of a group, and refuses such graphs
 GROUPS = "nir takes one group only"
 
 
 def library() -> Any:
-    try:
-        return importlib.import_module("nir")
-    except ImportError as error:
-        raise ImportError(
-            f'{error}. snnjax.exchange needs it: pip install "snnjax[nir]"'
-        ) from error
+    return optional("nir", "nir")
 
 
 def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:

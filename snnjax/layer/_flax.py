@@ -163,13 +163,16 @@ class BatchNorm(nnx.BatchNorm):
         given = use_running_average
         frozen = self.use_running_average if given is None else given
         with jax.named_scope("snn.batch_norm"):
-            moments = self._running() if frozen else self._moments(x)
-            scale = self.scale[...] if self.scale is not None else 1.0
-            bias = self.bias[...] if self.bias is not None else 0.0
-            return affine_of(*moments, scale, bias, self.epsilon)
+            return self.running_affine() if frozen else self._affine(*self._moments(x))
 
-    def _running(self) -> tuple[Array, Array]:
-        return self.mean[...], self.var[...]
+    def running_affine(self) -> tuple[Array, Array]:
+        """`factor` and `shift` by the running statistics."""
+        return self._affine(self.mean[...], self.var[...])
+
+    def _affine(self, mean: Array, var: Array) -> tuple[Array, Array]:
+        scale = self.scale[...] if self.scale is not None else 1.0
+        bias = self.bias[...] if self.bias is not None else 0.0
+        return affine_of(mean, var, scale, bias, self.epsilon)
 
     def _moments(self, x: Array) -> tuple[Array, Array]:
         """The batch's moments, which also move the running ones."""

@@ -53,10 +53,8 @@ class RepConv(nnx.Module):
 
 def _of_zero(norm: BatchNorm) -> Array:
     """What `norm` makes of a zero by its running moments, without a gradient."""
-    scale, bias = norm.scale, norm.bias
-    assert scale is not None and bias is not None
-    factor = scale[...] * lax.rsqrt(norm.var[...] + norm.epsilon)
-    return lax.stop_gradient(bias[...] - norm.mean[...] * factor)
+    _, shift = norm.running_affine()
+    return lax.stop_gradient(shift)
 
 
 def _surround(x: Array, edge: Array) -> Array:

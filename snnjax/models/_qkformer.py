@@ -14,7 +14,7 @@ from flax import nnx
 from .. import layer
 from .. import neuron as _neuron
 from .._types import Array
-from ._spikformer import SpikformerBlock
+from ._spikformer import SpikformerBlock, halving
 
 _LIF = functools.partial(_neuron.LIF, detach_reset=True)
 
@@ -51,16 +51,16 @@ class SpikingPatchEmbedding(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         settings = {"neuron": neuron, "dtype": dtype, "rngs": rngs}
-        halving = [{"pool_current": _halving() if pool else None} for pool in pools]
+        pooled = [{"pool_current": halving() if pool else None} for pool in pools]
         half = features // 2 if first else in_features
         self.first = (
-            layer.ConvBlock(in_features, half, **halving[0], **settings)
+            layer.ConvBlock(in_features, half, **pooled[0], **settings)
             if first
             else None
         )
-        self.wide = layer.ConvBlock(half, features, **halving[1], **settings)
+        self.wide = layer.ConvBlock(half, features, **pooled[1], **settings)
         self.second = (
-            layer.ConvBlock(features, features, **halving[2], **settings)
+            layer.ConvBlock(features, features, **pooled[2], **settings)
             if second
             else None
         )
@@ -79,10 +79,6 @@ class SpikingPatchEmbedding(nnx.Module):
         """The blocks, in order."""
         blocks = self.first, self.wide, self.second, self.shortcut
         return tuple(block for block in blocks if block is not None)
-
-
-def _halving() -> layer.MaxPool:
-    return layer.MaxPool(3, 2, padding=((1, 1), (1, 1)))
 
 
 class QKFormer(nnx.Module):

@@ -56,7 +56,7 @@ class SpikingPatchSplitting(nnx.Module):
         self.blocks = layer.Sequential(
             *(
                 layer.ConvBlock(
-                    i, o, pool=_halving() if place >= 4 - pools else None, **settings
+                    i, o, pool=halving() if place >= 4 - pools else None, **settings
                 )
                 for place, (i, o) in enumerate(zip(widths, widths[1:]))
             )
@@ -74,7 +74,8 @@ class SpikingPatchSplitting(nnx.Module):
         return *self.blocks.layers, self.position
 
 
-def _halving() -> layer.MaxPool:
+def halving() -> layer.MaxPool:
+    """The pool of the papers, which halves height and width; windows overlap."""
     return layer.MaxPool(3, 2, padding=((1, 1), (1, 1)))
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from .._extra import optional
+
 
 class Writer(Protocol):
     """Anything that takes named numbers of a step."""
@@ -27,14 +29,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            import tensorboardX  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise ImportError(
-                "Logs for TensorBoard need tensorboardX: pip install "
-                '"snnjax[tensorboard]"'
-            ) from error
-        self._folder, self._make = str(folder), tensorboardX.SummaryWriter
+        self._folder = str(folder)
+        self._make = optional("tensorboardX", "tensorboard").SummaryWriter
         self._events: Any = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
