@@ -114,8 +114,8 @@ def main() -> None:
         shuffled,
         tested,
         args,
+        steps_per_epoch=steps,
         save_every=1000,
-        **fit,
     )
 
 
