@@ -40,6 +40,11 @@ def lif_refusal(rule: Membrane, x: Array) -> str | None:
     return None
 
 
+# Jitted, so that equal layers share one trace of their kernel, and one lowering.
+_jit = functools.partial(jax.jit, static_argnums=0, static_argnames="interpret")
+
+
+@_jit
 def lif_forward(
     rule: Membrane, drive: Drive, v: Array | None, x: Array, *, interpret: bool = False
 ) -> tuple[Array, Array | None]:
@@ -61,6 +66,7 @@ def lif_forward(
     return _spikes(bits, steps, x), None if v is None else last.reshape(v.shape)
 
 
+@_jit
 def lif_backward(
     rule: Membrane,
     drive: Drive,
@@ -177,6 +183,26 @@ def _call(
 
 # --- the kernels ----------------------------------------------------------------------
 
+# A time step's equations, which a kernel repeats: traced once.
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step(rule: Membrane, drive: Drive, v: Array, x: Array) -> tuple[Array, ...]:
+    """The charged potential, the spike and the potential after it."""
+    h = rule.charge(drive, v, x)
+    return h, *rule.fire_and_reset(h)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step_back(
+    rule: Membrane, drive: Drive, v: Array, x: Array, h: Array, ds: Array, dv: Array
+) -> tuple[Drive, Array, Array]:
+    """Cotangents of `drive`, `v` and `x` from those of the spike and the potential."""
+    _, pullback = jax.vjp(rule.fire_and_reset, h)
+    (dh,) = pullback((ds, dv))
+    _, pullback = jax.vjp(rule.charge, drive, v, x)
+    return pullback(dh)
+
 
 def _forward(
     rule: Membrane, tile: Tile, drive: Any, v: Any, x: Any, bits: Any, last: Any
@@ -187,8 +213,7 @@ def _forward(
     def byte(number: Array | int, v: Array, steps: int = _BYTE) -> Array:
         spikes = jnp.zeros(v.shape, jnp.int32)
         for i in range(steps):
-            h = rule.charge(drive, v, tile.read(x, dtype, number * _BYTE + i))
-            s, v = rule.fire_and_reset(h)
+            _, s, v = _step(rule, drive, v, tile.read(x, dtype, number * _BYTE + i))
             spikes |= s.astype(jnp.int32) << i
         tile.write(bits, spikes, number)
         return v
@@ -231,8 +256,7 @@ def _backward(
         """Notes the potential before a part, and runs through it."""
         tile.write(starts, v, part)
         for i in range(_STEPS):
-            h = rule.charge(drive, v, read(part * _STEPS + i))
-            _, v = rule.fire_and_reset(h)
+            *_, v = _step(rule, drive, v, read(part * _STEPS + i))
         return v
 
     def retreat(part: Array | int, v: Array, carry: Any, steps: int = _STEPS) -> Any:
@@ -240,14 +264,12 @@ def _backward(
         before, charged, dv, dd = [], [], *carry
         for i in range(steps):
             before.append(v)
-            charged.append(rule.charge(drive, v, read(part * _STEPS + i)))
-            _, v = rule.fire_and_reset(charged[i])
+            h, _, v = _step(rule, drive, v, read(part * _STEPS + i))
+            charged.append(h)
         for i in reversed(range(steps)):
             t = part * _STEPS + i
-            _, pullback = jax.vjp(rule.fire_and_reset, charged[i])
-            (dh,) = pullback((tile.read(ds, dtype, t), dv))
-            _, pullback = jax.vjp(rule.charge, drive, before[i], read(t))
-            step, dv, dcurrent = pullback(dh)
+            at = before[i], read(t), charged[i], tile.read(ds, dtype, t), dv
+            step, dv, dcurrent = _step_back(rule, drive, *at)
             dd = jax.tree.map(jnp.add, dd, step)
             tile.write(dx, dcurrent, t)
         return dv, dd

@@ -2,8 +2,9 @@
 
 The step is lowered here, for CUDA, which needs no plugin and no GPU; the child
 (`_deviceless_worker.py`) compiles it with jax's CUDA plugin and an environment of its
-own, since JAX_PLATFORMS is process-wide and a compiler can hang or die. Left out:
-steps over several devices, and the workspace that cuDNN would ask for on a real card.
+own, since JAX_PLATFORMS is process-wide and a compiler can hang or die. It is stopped
+once the buffers are assigned: machine code is not wanted. Left out: steps over several
+devices, and the workspace that cuDNN would ask for on a real card.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,14 @@ import jax
 import jax.export
 import jax.extend.core
 
+from ._buffers import buffer_figures
 from ._cache import cached
 from ._deviceless_worker import FIGURES, compile_lowered, read_dump
 from ._devices import DeviceSpec, target_config
 
 # -P: the folder of the worker must not shadow modules of the same name.
 _WORKER = (sys.executable, "-P", str(Path(__file__).with_name("_deviceless_worker.py")))
+_POLL = 0.05  # seconds between looks at what the child has left
 _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _INSTALL = 'pip install "snnjax[plan-cuda]"'
 _NO_WHEELS = (
@@ -128,6 +132,7 @@ def compile_deviceless(
     compiler_options: Mapping[str, Any],
     keep_hlo: bool,
     time_limit: float,
+    machine_code: bool = False,
 ) -> Callable[[], CompiledMemory]:
     """Lowers for the GPU that `spec` describes; a child process is to compile it.
 
@@ -137,6 +142,8 @@ def compile_deviceless(
         compiler_options: XLA's options.
         keep_hlo: Whether to bring back the compiled module.
         time_limit: Seconds after which the child is stopped.
+        machine_code: Whether the compiler is to go on until the end, which changes no
+            figure and shows whether each kernel can be made.
 
     Returns:
         What compiles it and gives XLA's figures; any thread may call it. It raises
@@ -152,25 +159,27 @@ def compile_deviceless(
     request = _request(traced, exported) | {
         "target": target_config(spec),
         "compiler_options": dict(compiler_options),
-        "dump": keep_hlo,
     }
     module, who = exported.mlir_module_serialized, f"The compiler for {spec.name}"
+
+    def done(folder: Path) -> bool:
+        return not machine_code and _buffers(folder) is not None
+
+    def compiled(folder: Path) -> dict[str, int]:
+        alarm = {"alarm_seconds": math.ceil(time_limit) + 10}
+        (folder / "request.json").write_text(json.dumps(request | alarm))
+        (folder / "module.bin").write_bytes(module)
+        _run_child(folder, spec.name, time_limit, lambda: done(folder))
+        early = None if machine_code else _buffers(folder)
+        return early or _read_result(folder, spec.name)
 
     def finish() -> CompiledMemory:
         with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
             folder = Path(name)
-
-            def compiled() -> dict[str, int]:
-                alarm = {"alarm_seconds": math.ceil(time_limit) + 10}
-                (folder / "request.json").write_text(json.dumps(request | alarm))
-                (folder / "module.bin").write_bytes(module)
-                _run_child(folder, spec.name, time_limit)
-                return _read_result(folder, spec.name)
-
-            if keep_hlo:
-                return _memory(compiled(), _kept_hlo(folder), who)
-            figures = cached((json.dumps(request, sort_keys=True), module), compiled)
-            return _memory(figures, None, who)
+            if keep_hlo or machine_code:
+                return _memory(compiled(folder), _kept_hlo(folder), who)
+            key = json.dumps(request, sort_keys=True), module
+            return _memory(cached(key, lambda: compiled(folder)), None, who)
 
     return finish
 
@@ -244,7 +253,10 @@ def _child_environment() -> dict[str, str]:
     return os.environ | cpu
 
 
-def _run_child(folder: Path, name: str, time_limit: float) -> None:
+def _run_child(
+    folder: Path, name: str, time_limit: float, done: Callable[[], bool]
+) -> None:
+    """Until the child ends, or is `done`."""
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
             [*_WORKER, str(folder)],
@@ -255,15 +267,27 @@ def _run_child(folder: Path, name: str, time_limit: float) -> None:
             start_new_session=True,
         )
         try:
-            code = child.wait(time_limit)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = _wait(child, time_limit, done)
         finally:
             _end(child)
     if code is None:
         raise _failure(folder, name, f"did not finish within `time_limit`={time_limit}")
-    if code:
+    if code and not done():
         raise _failure(folder, name, _ending(code))
+
+
+def _wait(
+    child: subprocess.Popen, time_limit: float, done: Callable[[], bool]
+) -> int | None:
+    """The child's exit status, 0 as soon as it is `done`, or None: out of time."""
+    end = time.monotonic() + time_limit
+    while time.monotonic() < end:
+        try:
+            return child.wait(_POLL)
+        except subprocess.TimeoutExpired:
+            if done():
+                return 0
+    return None
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -305,6 +329,11 @@ def _failure(folder: Path, name: str, what: str) -> Exception:
         f"jax, jaxlib and the CUDA wheels have one version ({_INSTALL}), or measure on "
         "the present backend with `device=None`."
     )
+
+
+def _buffers(folder: Path) -> dict[str, int] | None:
+    hlo = read_dump(folder)
+    return None if hlo is None else buffer_figures(hlo)
 
 
 def _kept_hlo(dump: Path | None) -> bytes | None:

@@ -2,10 +2,10 @@
 
     JAX_PLATFORMS=cpu python _deviceless_worker.py FOLDER
 
-reads `request.json` and `module.bin` in FOLDER and writes `result.json` there. It is
-run by its path, and imports nothing of snnjax, so that it starts in the time that jax
-takes. The parent is `_deviceless.py`; the way of asking XLA for figures and for a dump
-is used by both sides.
+reads `request.json` and `module.bin` in FOLDER and writes `result.json` there; XLA
+leaves the module with its buffers there on the way. It is run by its path, and imports
+nothing of snnjax, so that it starts in the time that jax takes. The parent is
+`_deviceless.py`; both sides ask XLA for figures and for a dump in the same way.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ def _compile(folder: Path) -> dict[str, int]:
     return compile_lowered(
         step.lower(*_structs(request["inputs"], sharding=device)),
         request["compiler_options"],
-        folder if request["dump"] else None,
+        folder,
     )
 
 

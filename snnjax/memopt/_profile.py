@@ -4,7 +4,7 @@ Everything is abstract: no array of the model's size is made, on any device.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +24,7 @@ _PACKAGES = ("jax", "jaxlib", "flax")
 # Machine code that nobody runs: the buffers are assigned before it is made, and are the
 # same to the byte.
 _QUICK = {"xla_backend_optimization_level": 0}
+_QUICK_CUDA = _QUICK | {"xla_gpu_disable_gpuasm_optimizations": True}
 
 
 def with_figures(
@@ -150,5 +151,11 @@ def prepare_step(
     """As `measure_step`, traced; what is returned compiles it, in any thread."""
     state = nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), net)
     step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
-    quick = _QUICK if device is None and jax.default_backend() == "cpu" else None
-    return prepare(step, net, state, *batch, device=device, compiler_options=quick)
+    options = _quick(device)
+    return prepare(step, net, state, *batch, device=device, compiler_options=options)
+
+
+def _quick(device: str | DeviceSpec | None) -> Mapping[str, Any] | None:
+    if device is not None:
+        return _QUICK_CUDA
+    return _QUICK if jax.default_backend() == "cpu" else None

@@ -4,8 +4,7 @@ Read from XLA's own account: an HloProto, which holds the scheduled module and t
 BufferAssignmentProto with the trace of the heap simulation (openxla/xla,
 xla/service/hlo.proto). The trace says in schedule order which value takes memory, which
 one moves into the memory of another, and which one gives it back. The field numbers
-below are those of that file; a reader of the wire format is shorter than a dependency
-on protobuf.
+below are those of that file.
 
 Left out: arguments, outputs with memory of their own, and constants, which are there
 all along; and instructions whose value takes no memory of the heap.
@@ -14,8 +13,9 @@ all along; and instructions whose value takes no memory of the heap.
 import collections
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+
+from ._wire import first, message, numbers
 
 _MIB = 2**20
 _ALLOC, _FREE, _SHARE_WITH = 0, 1, 2
@@ -109,12 +109,10 @@ def read_timeline(hlo: bytes) -> Timeline:
         ValueError: `hlo` is not such a message.
     """
     try:
-        proto = _message(hlo)
+        proto = message(hlo)
         values = _values(proto[1][0])
-        assignment = _message(proto[3][0])
-        sizes = {
-            _first(b, 1): _first(b, 2) for b in map(_message, assignment.get(1, []))
-        }
+        assignment = message(proto[3][0])
+        sizes = {first(b, 1): first(b, 2) for b in map(message, assignment.get(1, []))}
         traces = [_replay(trace, sizes, values) for trace in assignment.get(4, [])]
     except (KeyError, IndexError, AttributeError, TypeError) as error:
         raise ValueError(
@@ -159,15 +157,15 @@ def _replay(trace: bytes, sizes: Mapping[int, int], values: Mapping) -> Timeline
     names: list[str] = []
     curve: list[int] = []
     total, peak, at_peak = 0, -1, {}
-    for event in map(_message, _message(trace)[1]):
-        kind, value = _first(event, 1), _first(event, 2)
+    for event in map(message, message(trace)[1]):
+        kind, value = first(event, 1), first(event, 2)
         if kind == _FREE:
             users[home[value]] -= 1
             if not users[home[value]]:
                 total -= sizes[home[value]]
                 del live[home[value]]
             continue
-        home[value] = home[_first(event, 5)] if kind == _SHARE_WITH else value
+        home[value] = home[first(event, 5)] if kind == _SHARE_WITH else value
         total += 0 if home[value] in live else sizes[home[value]]
         users[home[value]] += 1
         live[home[value]] = name = event[4][0].decode()
@@ -188,26 +186,26 @@ def _replay(trace: bytes, sizes: Mapping[int, int], values: Mapping) -> Timeline
 
 def _values(module: bytes) -> dict[str, tuple[str, str, str]]:
     # (scope, name, shape) of every instruction, by its name.
-    computations = [_message(c) for c in _message(module)[3]]
-    instructions = [_message(i) for c in computations for i in c[2]]
-    by_id = {_first(i, 35): i for i in instructions}
-    roots = {_first(c, 5): _first(c, 6) for c in computations}
+    computations = [message(c) for c in message(module)[3]]
+    instructions = [message(i) for c in computations for i in c[2]]
+    by_id = {first(i, 35): i for i in instructions}
+    roots = {first(c, 5): first(c, 6) for c in computations}
     found = {}
     for instruction in instructions:
         name = instruction[1][0].decode()
         scope = scope_of(_op_name(instruction, by_id, roots))
-        found[name] = (scope, name, _shape(_message(instruction[3][0])))
+        found[name] = (scope, name, _shape(message(instruction[3][0])))
     return found
 
 
 def _op_name(instruction: dict, by_id: dict, roots: dict, depth: int = 8) -> str:
     # XLA's own copies and fusions carry no name: they take the name of what they
     # compute or, next, of what they are made from.
-    metadata = _message(instruction[7][0]) if 7 in instruction else {}
+    metadata = message(instruction[7][0]) if 7 in instruction else {}
     if 2 in metadata:
         return metadata[2][0].decode()
-    called = [roots[c] for c in _numbers(instruction, 38)]
-    for source in [*called, *_numbers(instruction, 36)] if depth else []:
+    called = [roots[c] for c in numbers(instruction, 38)]
+    for source in [*called, *numbers(instruction, 36)] if depth else []:
         name = _op_name(by_id[source], by_id, roots, depth - 1)
         if "/" in name:
             return name
@@ -216,56 +214,6 @@ def _op_name(instruction: dict, by_id: dict, roots: dict, depth: int = 8) -> str
 
 def _shape(shape: dict) -> str:
     if 4 in shape:
-        return f"({', '.join(_shape(_message(s)) for s in shape[4])})"
-    kind = _first(shape, 2)
-    return f"{_TYPES.get(kind, f'type{kind}')}{_numbers(shape, 3)}".replace(" ", "")
-
-
-def _message(data: bytes) -> dict[int, list[Any]]:
-    """Fields of a protobuf message: integers or bytes by field number."""
-    fields: dict[int, list[Any]] = {}
-    for number, value in _fields(data):
-        fields.setdefault(number, []).append(value)
-    return fields
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-        else:
-            size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
-            value, at = data[at : at + size], at + size
-        yield key >> 3, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        shift, at = shift + 7, at + 1
-        if byte < 128:
-            return value, at
-
-
-def _first(message: dict[int, list[Any]], number: int) -> int:
-    # protobuf leaves out zeros.
-    return message.get(number, [0])[0]
-
-
-def _numbers(message: dict[int, list[Any]], number: int) -> list[int]:
-    # Repeated integers, packed into bytes or one by one.
-    found = []
-    for value in message.get(number, []):
-        if isinstance(value, int):
-            found.append(value)
-            continue
-        at = 0
-        while at < len(value):
-            item, at = _varint(value, at)
-            found.append(item)
-    return found
+        return f"({', '.join(_shape(message(s)) for s in shape[4])})"
+    kind = first(shape, 2)
+    return f"{_TYPES.get(kind, f'type{kind}')}{numbers(shape, 3)}".replace(" ", "")

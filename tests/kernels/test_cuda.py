@@ -16,7 +16,7 @@ import snnjax as snn
 from snnjax import memopt, surrogate
 from snnjax.memopt._deviceless import compile_deviceless, described
 from snnjax.memopt._devices import DEVICES, device_spec
-from snnjax.memopt._timeline import _message
+from snnjax.memopt._wire import message
 from snnjax.neuron import lif
 
 ACTIVATION = (8, 8, 16, 16, 32)
@@ -37,9 +37,9 @@ def compiled(f: Callable[..., Any], *args: Any, device: str, donate: Any = ()) -
     spec = device_spec(device)
     with described(spec):
         traced = jax.jit(f, donate_argnums=donate).trace(*args)
-    memory = compile_deviceless(traced, spec, {}, True, 300.0)()
+    memory = compile_deviceless(traced, spec, {}, True, 300.0, machine_code=True)()
     assert memory.hlo is not None
-    module = _message(memory.hlo)[1][0]
+    module = message(memory.hlo)[1][0]
     return _hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
 
 

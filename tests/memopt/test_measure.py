@@ -1,5 +1,6 @@
 """Measuring: exact figures, donation, abstract arguments, and a child that fails."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from jax.experimental import pallas, topologies
 from jax.experimental.pallas import triton
 
 from snnjax.memopt import _deviceless, _measure
+from snnjax.memopt._buffers import buffer_figures
 from snnjax.memopt._devices import device_spec, target_config
 from snnjax.memopt._measure import (
     MeasureError,
@@ -224,6 +226,22 @@ def test_same_figures_as_in_process(cuda_wheels, capfd):
     )
     assert report.alias_bytes == 4 * 3 * 3 * 2 * 64 + 8
     assert report.temp_bytes > 4 * 8 * 32 * 32 * 64
+
+
+def test_the_buffers_before_machine_code_are_those_after(cuda_wheels):
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    args = struct(3, 3, 2, 64), key, struct(8, 32, 32, 2)
+    spec = device_spec("rtx4090")
+    traced = jax.jit(conv_step, donate_argnums=(0, 1)).trace(*args)
+    early, late = (
+        _deviceless.compile_deviceless(traced, spec, {}, True, 300.0, machine_code=m)()
+        for m in (False, True)
+    )
+    assert dataclasses.replace(early, hlo=None) == dataclasses.replace(late, hlo=None)
+    assert early.hlo is not None and early.temp_bytes > 4 * 8 * 32 * 32 * 64
+    # A file that is still being written is not mistaken for a whole one.
+    for size in range(0, len(early.hlo), 997):
+        assert buffer_figures(early.hlo[:size]) is None
 
 
 @pytest.mark.parametrize("platforms", [None, "cpu"])

@@ -139,19 +139,22 @@ def test_an_unused_output_and_an_unused_input(key):
         return lambda x, w, u: weigh(f(x, w, u)[0])
 
     args = (x, w, jnp.ones(3))
-    expected = jax.grad(loss(f), (0, 1, 2))(*args)
-    assert_equal_bits(jax.grad(loss(gc_segment(f, BIT)), (0, 1, 2))(*args), expected)
+    with jax.disable_jit():  # compiled, a product may be rounded in another order
+        expected = jax.grad(loss(f), (0, 1, 2))(*args)
+        came = jax.grad(loss(gc_segment(f, BIT)), (0, 1, 2))(*args)
+    assert_equal_bits(came, expected)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_the_gate_lets_any_cotangent_through(key, poison):
     """The tie is `isnan & isinf`: neither alone may open it."""
     x, w = spikes(key), weights(key)
-    _, plain = jax.vjp(layer, x, w)
-    _, gated = jax.vjp(gc_segment(layer, BIT), x, w)
     cotangent = weights(key, x.shape).at[0, 0, 0].set(poison)
-    for a, b in zip(gated(cotangent), plain(cotangent)):
-        np.testing.assert_array_equal(a, b)
+    with jax.disable_jit():  # compiled, a product may be rounded in another order
+        _, plain = jax.vjp(layer, x, w)
+        _, gated = jax.vjp(gc_segment(layer, BIT), x, w)
+        for a, b in zip(gated(cotangent), plain(cotangent)):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_an_input_of_no_elements_and_of_one_step():
