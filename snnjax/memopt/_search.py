@@ -19,6 +19,7 @@ from ._table import (
     Choices,
     Cost,
     Estimate,
+    Row,
     Table,
     estimate,
 )
@@ -195,6 +196,9 @@ class _State:
         return tuple(found[::-1])
 
 
+_Step = tuple[int, float, Choice, _State]  # to be a state, if none beats it
+
+
 def fastest(table: Table, budget: int) -> Choices | None:
     """The choices of least time whose peak is at most `budget`; None if none fit.
 
@@ -207,27 +211,43 @@ def fastest(table: Table, budget: int) -> Choices | None:
     gradients = sum(row.gradients for row in table.rows)
     for row in table.rows:
         gradients -= row.gradients
-        # Per cost the most that may be kept before it, so that the loop only adds.
-        costs = [
-            (
-                budget - max(cost.forward, cost.saved + gradients + cost.backward),
-                cost.saved,
-                cost.seconds,
-                choice,
-            )
-            for choice, cost in row.costs
-        ]
-        reached = [
-            (before.saved + saved, before.seconds + seconds, choice, before)
-            for before in states
-            for most, saved, seconds, choice in costs
-            if before.saved <= most
-        ]
-        states = _undominated(reached)
+        alike = _alike(row, budget, gradients)
+        states = _undominated([step for few in alike for step in _steps(states, few)])
     return min(states, key=lambda s: s.seconds).choices() if states else None
 
 
-def _undominated(reached: list[tuple[int, float, Choice, _State]]) -> list[_State]:
+# A choice for a row: the most that may be kept before it, what it keeps, its seconds.
+_Option = tuple[int, int, float, Choice]
+
+
+def _alike(row: Row, budget: int, gradients: int) -> list[list[_Option]]:
+    """The choices that keep as much as one another, the fastest first.
+
+    Only those that fit behind more than all that are faster.
+    """
+    alike: dict[int, list[_Option]] = {}
+    for choice, cost in sorted(row.costs, key=lambda c: c[1].seconds):
+        held = max(cost.forward, cost.saved + gradients + cost.backward)
+        few = alike.setdefault(cost.saved, [])
+        if not few or few[-1][0] < budget - held:
+            few.append((budget - held, cost.saved, cost.seconds, choice))
+    return list(alike.values())
+
+
+def _steps(states: list[_State], few: list[_Option]) -> Iterator[_Step]:
+    """Each state, which are in order of bytes, with the fastest that fits behind it."""
+    options = iter(few)
+    option = next(options)
+    for before in states:
+        while before.saved > option[0]:
+            option = next(options, None)
+            if option is None:
+                return
+        _, saved, seconds, choice = option
+        yield before.saved + saved, before.seconds + seconds, choice, before
+
+
+def _undominated(reached: list[_Step]) -> list[_State]:
     """The states that none beats; of hundreds reached, only these are made."""
     kept: list[_State] = []
     for found in sorted(reached, key=operator.itemgetter(0, 1)):
@@ -240,11 +260,11 @@ def _undominated(reached: list[tuple[int, float, Choice, _State]]) -> list[_Stat
 def pareto(table: Table) -> tuple[tuple[Choices, Estimate], ...]:
     """Every best trade of peak against time, the fastest first.
 
-    Of long chains, trades that differ by less than 1/256 in the peak are passed over;
+    Of long chains, trades that differ by less than 1/64 in the peak are passed over;
     the smallest peak is always among them.
     """
     found: list[tuple[Choices, Estimate]] = []
-    coarse = 1 / 256 if len(table.rows) > _LONG else 0.0
+    coarse = 1 / 64 if len(table.rows) > _LONG else 0.0
     choices = fastest(table, 2**62)
     while choices is not None:
         now = estimate(table, choices)
