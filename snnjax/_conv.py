@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._marks import ELEMENTWISE, TRUSTED, marked
-from ._shards import batch_shards
+from ._shards import alike, batch_shards
 
 # Measured on two cores: longer products hardly gain and take more scratch.
 _POSITIONS_PER_BLOCK = 1024
@@ -81,7 +81,7 @@ def conv_general_dilated(
     if plain:
         window = _window(lhs, rhs, window_strides, padding, precision)
         if _served(lhs, rhs, window):
-            return _trusted_conv(window, lhs, rhs)
+            return _trusted_conv(window, *alike((lhs, rhs)))
     return lax.conv_general_dilated(
         lhs,
         rhs,

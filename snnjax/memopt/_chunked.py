@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from .._gate import after, gate
+from .._shards import alike
 from .._types import Array
 from ._chunk_backward import Backward, Kept
 from ._chunk_forward import FORWARD
@@ -45,7 +46,8 @@ def chunked_segment(
 
     Args:
         f: pure function `f(x, *args)` of pytrees of arrays; `x` is one array,
-            `[time, batch, ...]`. It must not close over traced values.
+            `[time, batch, ...]`. It must not close over traced values. Inside
+            `jax.shard_map` it needs `check_vma=False`: its trace knows no devices.
         compressor: what keeps `x`; it must be exact on every value that `x` can hold.
         axis: 0 cuts time, 1 the batch.
         count: of chunks; more than there are steps or samples are that many.
@@ -81,7 +83,7 @@ def chunked_segment(
         return (dx, *jax.tree.unflatten(kept.program.structure, leaves))
 
     segment.defvjp(forward, backward)
-    return segment
+    return lambda x, *args: segment(*alike((x, *args)))
 
 
 def cut_program(

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from .._gate import gate
+from .._shards import alike
 from .._types import Array
 from ._compress import BaseSpikeCompressor, Payload
 
@@ -62,7 +63,7 @@ def gc_segment(
         return jax.tree.map(unpack, pullback, is_leaf=_is_payload)(cotangents)
 
     segment.defvjp(forward, backward)
-    return segment
+    return lambda x, *args: segment(*alike((x, *args)))
 
 
 def keep_products(primitive: Any, *_: Any, **__: Any) -> bool:

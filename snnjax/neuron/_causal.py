@@ -17,6 +17,7 @@ from jax import lax
 from .._gate import start_after
 from .._marks import CAUSAL, marked
 from .._membrane import Surrogate
+from .._shards import alike
 from .._types import Array, float32_at_least
 from ._rows import put_row, row_at
 
@@ -52,7 +53,7 @@ def causal(rule: Rule, *arrays: Array) -> tuple[Array, Array]:
     Returns:
         Spikes, in the current's shape and dtype, and the state.
     """
-    *constants, state, x = arrays
+    *constants, state, x = alike(arrays)
     return _spikes(rule, tuple(constants), state, x)
 
 

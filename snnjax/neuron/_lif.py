@@ -14,6 +14,7 @@ from .. import surrogate as _surrogate
 from .._gate import start_after
 from .._marks import CAUSAL, FROM_REST, carries_state, marked
 from .._membrane import Drive, Membrane, Surrogate
+from .._shards import alike
 from .._types import Array, check_floating, check_time_major, float32_at_least
 from ._rows import put_row, row_at
 
@@ -87,7 +88,7 @@ def lif(
             f"`v` has shape {v.shape}; allowed is {x.shape[1:]}, one time step of `x`."
         )
     with jax.named_scope("snn.lif"):
-        return _causal(how, drive, v, x)
+        return _causal(how, *alike((drive, v, x)))
 
 
 def lif_from_rest(
@@ -108,7 +109,7 @@ def lif_from_rest(
         return lif(x, tau=tau, **settings)[0]
     how, drive = _setting(x, tau, scale, shift, implementation, **settings)
     with jax.named_scope("snn.lif"):
-        return _from_rest(how, drive, x)
+        return _from_rest(how, *alike((drive, x)))
 
 
 def rest_of(x: Array, v_reset: float | None) -> Array:

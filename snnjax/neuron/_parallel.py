@@ -18,6 +18,7 @@ from flax import nnx
 from .. import surrogate as _surrogate
 from .._marks import CAUSAL, marked
 from .._membrane import Surrogate
+from .._shards import alike
 from .._types import Array, float32_at_least
 from ._neuron import Neuron
 
@@ -100,8 +101,8 @@ class PSN(Neuron):
     def multi_step(self, x: Array, state: Any) -> tuple[Array, Any]:
         self._check(x)
         with jax.named_scope("snn.psn"):
-            weight = self.effective_weight()
-            return _parallel(self.surrogate, weight, self.threshold[...], x), state
+            inputs = self.effective_weight(), self.threshold[...], x
+            return _parallel(self.surrogate, *alike(inputs)), state
 
     def _check(self, x: Array) -> None:
         steps = self.threshold.shape[0]
@@ -203,7 +204,7 @@ def _slide(
         weight.ravel()[jnp.clip(back, 0, len(weight) - 1)],
         0.0,
     )
-    s = _parallel(surrogate, band, threshold, seen)
+    s = _parallel(surrogate, *alike((band, threshold, seen)))
     last = jnp.moveaxis(seen[steps:], 0, 1).reshape(state.shape)
     return s, last.astype(state.dtype)
 

@@ -184,32 +184,47 @@ def test_no_warning_reaches_the_user():
 
 
 def test_a_program_for_two_platforms_has_one_of_each():
-    text = (
-        jax.jit(spikes(None)).trace(X).lower(lowering_platforms=("cpu", "cuda"))
-    ).as_text()
+    with described(device_spec("rtx4090")):
+        traced = jax.jit(spikes(None)).trace(X)
+        text = traced.lower(lowering_platforms=("cpu", "cuda")).as_text()
     assert KERNEL in text and "while" in text
 
 
 # --- over several devices -------------------------------------------------------------
 
 
+AUTO = jax.sharding.AxisType.Auto
+
+
 @pytest.fixture
 def mesh():
-    return jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+    """Of this machine's CPUs."""
+    return jax.make_mesh((8,), ("data",), (AUTO,))
 
 
-def lowered_for_cuda(f, x):
+def absent(*axes):
+    """A mesh of CUDA devices, which nobody needs to have; 2 along each axis."""
+    with described(device_spec("rtx4090")):
+        device = jax.sharding.get_abstract_mesh().abstract_device
+    auto = (AUTO,) * len(axes)
+    return jax.sharding.AbstractMesh(
+        (2,) * len(axes), axes, axis_types=auto, abstract_device=device
+    )
+
+
+def lowered_over(mesh, f):
+    sharding = NamedSharding(mesh, P(None, "data"))
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=sharding)
     return jax.jit(f).trace(x).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("make", [spikes, gradient])
-def test_a_program_that_xla_partitions_is_the_one_of_xla(mesh, make):
-    x = jax.device_put(X, NamedSharding(mesh, P(None, "data")))
-    text = lowered_for_cuda(make(None), x)
+def test_a_program_that_xla_partitions_is_the_one_of_xla(make):
+    text = lowered_over(absent("data"), make(None))
     assert "triton" not in text and "while" in text
     words = '`implementation` is "pallas".*several devices.*shard_map.*"xla"'
     with pytest.raises(NotImplementedError, match=words):
-        lowered_for_cuda(make("pallas"), x)
+        lowered_over(absent("data"), make("pallas"))
 
 
 def rest(implementation):
@@ -230,17 +245,10 @@ def per_device(mesh, f, check_vma):
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("implementation", [None, "pallas"])
 @pytest.mark.parametrize("make, name", [(rest, KERNEL), (pulled, BACKWARD)])
-def test_inside_a_shard_map_it_is_the_kernel(
-    mesh, implementation, make, name, check_vma
-):
+def test_inside_a_shard_map_it_is_the_kernel(implementation, make, name, check_vma):
+    mesh = absent("data")
     f = per_device(mesh, make(implementation), check_vma)
-    with_abstract_device = ft.partial(for_cuda_over, mesh)
-    assert name in with_abstract_device(f, X)
-
-
-def for_cuda_over(mesh, f, x):
-    x = jax.device_put(x, NamedSharding(mesh, P(None, "data")))
-    return lowered_for_cuda(f, x)
+    assert name in lowered_over(mesh, f)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -252,20 +260,13 @@ def test_inside_a_shard_map_on_cpus_the_values_are_those(mesh, check_vma):
     assert_near(jax.jit(g)(x), pulled("xla")(X), 1e-6)
 
 
-def test_inside_a_shard_map_over_one_axis_of_two_it_is_partitioned(mesh):
+def test_inside_a_shard_map_over_one_axis_of_two_it_is_partitioned():
     """The other axis is XLA's still."""
-    del mesh
-    axes = (jax.sharding.AxisType.Auto,) * 2
-    two = jax.make_mesh((2, 4), ("data", "model"), axes)
+    two, spec = absent("data", "model"), P(None, "data")
     f = jax.shard_map(
-        spikes(None),
-        mesh=two,
-        in_specs=P(None, "data"),
-        out_specs=P(None, "data"),
-        axis_names={"data"},
+        spikes(None), mesh=two, in_specs=spec, out_specs=spec, axis_names={"data"}
     )
-    x = jax.device_put(X, NamedSharding(two, P(None, "data")))
-    assert "triton" not in lowered_for_cuda(f, x)
+    assert "triton" not in lowered_over(two, f)
 
 
 # --- what the planner can prove -------------------------------------------------------
