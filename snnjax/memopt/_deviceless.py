@@ -43,6 +43,7 @@ _NO_WHEELS = (
 )
 # Lines of XLA's logging, which say nothing about a failure.
 _NOISE = re.compile(r"[IW]\d{4} |WARNING: All log messages|\s*$")
+_ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
 # What XLA says where the nvcc wheel is missing, by version of jaxlib.
 _NO_PTXAS = re.compile(r"No PTX compilation|libdevice not found|find (\S+ )*ptxas")
 # jax.export lists the custom calls that stay stable over versions. Here the module is
@@ -321,7 +322,7 @@ def _failure(folder: Path, name: str, what: str) -> Exception:
     if _NO_PTXAS.search(log):
         return ImportError(_NO_WHEELS.format(missing="no nvidia-cuda-nvcc-cu12"))
     lines = [line for line in log.splitlines() if not _NOISE.match(line)]
-    last_words = "\n".join(f"    {line[:300]}" for line in lines[-12:])
+    last_words = "\n".join(f"    {line[:300]}" for line in _telling(lines))
     return MeasureError(
         f"Compiling for `device`={name!r} failed: the compiler process {what}. Its "
         f"last words:\n{last_words or '    (none)'}\n"
@@ -329,6 +330,12 @@ def _failure(folder: Path, name: str, what: str) -> Exception:
         f"jax, jaxlib and the CUDA wheels have one version ({_INSTALL}), or measure on "
         "the present backend with `device=None`."
     )
+
+
+def _telling(lines: list[str]) -> list[str]:
+    """The last error and what follows, or the end."""
+    errors = [i for i, line in enumerate(lines) if _ERROR.match(line)]
+    return lines[errors[-1] :][:12] if errors else lines[-12:]
 
 
 def _buffers(folder: Path) -> dict[str, int] | None:

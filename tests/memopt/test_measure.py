@@ -1,7 +1,9 @@
 """Measuring: exact figures, donation, abstract arguments, and a child that fails."""
 
 import dataclasses
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,8 +19,9 @@ from flax import nnx
 from jax.experimental import pallas, topologies
 from jax.experimental.pallas import triton
 
-from snnjax.memopt import _deviceless, _measure
+from snnjax.memopt import _deviceless, _deviceless_worker, _measure
 from snnjax.memopt._buffers import buffer_figures
+from snnjax.memopt._deviceless_worker import FIGURES
 from snnjax.memopt._devices import device_spec, target_config
 from snnjax.memopt._measure import (
     MeasureError,
@@ -293,6 +296,10 @@ FAILURES = {
         "(folder / 'result.json').write_text('{\"temp\": null}')",
         "without a result that can be read",
     ),
+    "explains at length": (
+        "sys.exit('at first\\nx.SomeError: INTERNAL: why\\n' + 'here\\n' * 30)",
+        "INTERNAL: why",
+    ),
     "prints garbage": (
         "sys.stdout.buffer.write(bytes(range(256)) * 99); sys.exit(1)",
         "exit status 1",
@@ -357,6 +364,30 @@ def test_child_that_is_slow_to_print_does_not_block(fake_worker):
     with pytest.raises(MeasureError, match="exit status 1") as caught:
         measure(jnp.sin, struct(8), device="t4", time_limit=20)
     assert len(str(caught.value)) < 2000
+
+
+def test_products_that_no_tile_suits_go_to_cublas(cuda_wheels, monkeypatch, tmp_path):
+    """XLA finds tiles by trying them out on a device."""
+
+    def left(folder, *_):
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+        (folder / "result.json").write_text(json.dumps(dict.fromkeys(FIGURES, 8)))
+
+    tried = []
+
+    def compile_lowered(lowered, options, dump):
+        tried.append(options)
+        if len(tried) == 1:
+            raise jax.errors.JaxRuntimeError(
+                "INTERNAL: Couldn't find output tile sizes"
+            )
+        return dict.fromkeys(FIGURES, 1)
+
+    monkeypatch.setattr(_deviceless, "_run_child", left)
+    measure(jnp.sin, struct(8), device="t4")
+    monkeypatch.setattr(_deviceless_worker, "compile_lowered", compile_lowered)
+    assert _deviceless_worker._compile(tmp_path) == dict.fromkeys(FIGURES, 1)
+    assert tried == [{}, {"xla_gpu_enable_triton_gemm": False}]
 
 
 def test_no_plugin(monkeypatch):
