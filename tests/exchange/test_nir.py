@@ -98,12 +98,12 @@ def there_and_back(tmp_path, graph):
     return nir.read(tmp_path / "graph.nir")
 
 
-def network(**lif):
+def network(pool=True, **lif):
     """Two blocks with statistics that batch norm has really seen, and a readout."""
     rngs = nnx.Rngs(3)
     block = lambda i, o, **s: models.VGGBlock(i, o, rngs=rngs, **s)  # noqa: E731
     net = layer.Sequential(
-        layer.Sequential(block(2, 3, pool=True, **lif), block(3, 4, **lif)),
+        layer.Sequential(block(2, 3, pool=pool, **lif), block(3, 4, **lif)),
         layer.Flatten(),
         layer.Dropout(0.5, rngs=rngs),
         layer.Linear(4 * 3 * 2, 5, rngs=rngs),

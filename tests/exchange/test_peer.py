@@ -30,10 +30,13 @@ numpy.save(y, numpy.stack(spikes))
 
 @pytest.mark.slow
 @pytest.mark.skipif(PEER is None, reason="SNNJAX_NIR_PEER names no interpreter")
-@pytest.mark.parametrize("lif", LIFS.values(), ids=LIFS)
+@pytest.mark.parametrize("lif", [LIFS["decayed"], LIFS["tutorial"]])
 def test_norse_spikes_alike(tmp_path, lif):
-    """Both blocks, without the readout; norse takes forward Euler steps, too."""
-    net = layer.Sequential(*network(**lif).layers[0].layers)
+    """Both blocks; norse takes forward Euler steps, too.
+
+    Its reader of NIR (1.1.0) knows no average pool, and leaves out `v_reset`.
+    """
+    net = layer.Sequential(*network(pool=False, **lif).layers[0].layers)
     x = np.random.default_rng(1).integers(0, 3, (16, 4, 6, 4, 2)).astype(np.float32)
     wanted = np.moveaxis(np.asarray(nnx.jit(lambda net, x: net(x))(net, x)), -1, 2)
     files = [tmp_path / name for name in ("net.nir", "x.npy", "y.npy")]
