@@ -1,6 +1,7 @@
 """Epoch after epoch: steps, figures, checkpoints, and where they went on from."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -89,7 +90,7 @@ class Loop:
         left = self.stream.pass_() if steps is None else self.stream.take(steps - done)
         for batch in left:
             self._step(batch, pace)
-        figures = self.run.figures() | {"samples_per_second": pace.mean}
+        figures = self._figures() | {"samples_per_second": pace.mean}
         if eval_data is not None:
             found = self.run.evaluate(eval_data, self._stop_if_asked)
             figures |= {f"eval_{name}": value for name, value in found.items()}
@@ -108,11 +109,29 @@ class Loop:
         if self.place.step % self.log_every == 0:
             self._look(pace)
         if self.save_every is not None and self.place.step % self.save_every == 0:
+            self._figures()
             self._save()
         self._stop_if_asked()
 
+    def _figures(self) -> Figures:
+        """Of the epoch so far; a loss that is no number ends the run, and is not saved.
+
+        Parameters do not recover from it, and it would spoil every later checkpoint.
+        """
+        figures = self.run.figures()
+        if not math.isfinite(figures.get("loss", 0.0)):
+            saved = self.checkpoints and self.checkpoints.latest
+            kept = "nothing" if saved is None else f"the checkpoint of step {saved}"
+            raise FloatingPointError(
+                f"`loss` has become {figures['loss']} by step {self.place.step}, in "
+                f"epoch {self.place.epoch}; {kept} is kept. Lower the learning rate, "
+                "clip gradients (optax.clip_by_global_norm), or let jax name the "
+                'operation: jax.config.update("jax_debug_nans", True).'
+            )
+        return figures
+
     def _look(self, pace: Pace) -> None:
-        figures = self.run.figures()  # waits for the device, so first
+        figures = self._figures()  # waits for the device, so first
         rate, peak = pace.look(), self.run.program.peak_bytes
         self.bar.show(figures, rate, peak)
         self._write("train", figures | {"samples_per_second": rate})
@@ -134,5 +153,6 @@ class Loop:
 
     def _stop_if_asked(self) -> None:
         if self.sigterm.asked(self.place.step):
+            self._figures()
             self._save()
             raise SystemExit(EXIT_CODE)

@@ -138,6 +138,7 @@ class Trainer:
         Raises:
             SystemExit: after SIGTERM, with code 143, when all is saved.
             ValueError: `train_data` is empty, or not what the checkpoint is from.
+            FloatingPointError: the loss is no finite number; nothing later is saved.
         """
         _check_positive(epochs=epochs, log_every=log_every)
         _check_positive(steps_per_epoch=steps_per_epoch, save_every=save_every)

@@ -69,6 +69,7 @@ def peak(net, device=None):
     return measure_step(net, loss, optax.sgd(0.01), BATCH, device).peak_bytes / MIB
 
 
+@pytest.mark.slow
 def test_batch_chunks_on_cpu(cpu_plan):
     """370 MiB is the first bound of issue 4, 300 its target; ours with 5 %."""
     assert peak(chunked(cpu_plan, batch=8)) <= 265

@@ -65,6 +65,7 @@ def logs(folder):
     return "\n".join((folder / f"log-{i}").read_text() for i in range(2))
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path, cache):
     with two_processes(tmp_path, cache, epochs=2) as running:
         assert codes(running, tmp_path) == [0, 0], logs(tmp_path)

@@ -58,6 +58,7 @@ def assert_same(folder, wanted):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.slow
 def test_killed_three_times(tmp_path, cache, uninterrupted):
     """In an epoch, while a checkpoint is written, and just before it is complete.
 

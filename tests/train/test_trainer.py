@@ -1,5 +1,6 @@
 """The trainer: what a step does, what is measured, and what is kept."""
 
+import contextlib
 import math
 import struct
 
@@ -332,6 +333,20 @@ def test_numbers_below_one_are_refused_by_fit(name):
     trainer = train.Trainer(Weight(), follow, SGD)
     with pytest.raises(ValueError, match=f"`{name}` is 0; allowed is 1 or more"):
         fit(trainer, [number(1)], **{name: 0})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("every", [{"log_every": 1}, {"save_every": 5}, {}])
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path, value, every):
+    """And spoils no checkpoint: the last is of the step before."""
+    data = [number(1.0), number(2.0), number(value)]
+    trainer = train.Trainer(Weight(), follow, SGD, checkpoints=tmp_path / "saved")
+    fit(trainer, data[:2])
+    words = r"`loss` has become (nan|-?inf) by step 5, in epoch 1; the checkpoint of"
+    with pytest.raises(FloatingPointError, match=rf"{words} step 2 is kept.*optax"):
+        fit(trainer, data, epochs=2, **every)
+    with contextlib.closing(train.Checkpoints(tmp_path / "saved")) as saved:
+        assert saved.latest == 2
 
 
 def test_data_without_a_batch_is_refused():
