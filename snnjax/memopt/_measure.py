@@ -85,7 +85,9 @@ def measure(
         *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s, nnx modules (those of
             `nnx.eval_shape` too), optimizers, pytrees of them. They are not changed.
         device: `None` for jax's present backend, or a GPU by name ("rtx4090") or
-            `DeviceSpec`, which need not be there: a child process compiles for it.
+            `DeviceSpec`, which need not be there: a child process compiles for it, as
+            far as XLA assigns buffers. No machine code is made, so a kernel that only
+            its own compiler would refuse is not found out.
         donate_argnums: The arguments that a plain `fn` gives up.
         time_limit: Seconds that the child process may take.
         timeline: Whether to bring back the curve of live bytes.
