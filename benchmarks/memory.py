@@ -179,9 +179,10 @@ def compiled_and_timed(plans, repeats):
 def count_products(text):
     """Convolutions and matrix products in a compiled program.
 
-    On CPU a weight gradient is two products, the first block of images and the others;
-    the classifier has three. So 8 + 7 convolutions and 8 * 2 + 3 products are a plain
-    step, 8 convolutions more one that repeats its forward pass.
+    On CPU the first block's convolution is XLA's, and its weight gradient two products.
+    A pass of one of the seven others, forward or a gradient, is 17 products, and the
+    classifier has three. So a plain step is 1 convolution and 2 + 7 * 3 * 17 + 3
+    products, and one that repeats its forward pass 1 and 7 * 17 more.
     """
     return {
         "convolutions": len(re.findall(r" convolution\(", text)),

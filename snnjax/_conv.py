@@ -1,11 +1,12 @@
 """A convolution whose gradients are quick and small on XLA's CPU backend.
 
-The forward is `jax.lax.conv_general_dilated`, untouched. On CPU its gradients are
-replaced by exact rewrites: XLA's own weight gradient runs at a third of the rate of a
-matrix product and keeps copies of the whole input, and inside a loop both gradients
-are slower still, by 4 to 80 times. Other platforms keep XLA's own. Groups, dilation,
-channels-first layouts and forward-mode differentiation are left out: what is not
-served falls back to `jax.lax`, except that a served convolution has no `jax.jvp`.
+To whatever reads a traced program it is `jax.lax.conv_general_dilated`. A CPU's program
+is ours: windows of three over many channels go by Winograd's algorithm, and so do the
+gradients; other weight gradients are matrix products, since XLA's own runs at a third
+of the rate of one and keeps copies of the whole input. Inside a loop both of XLA's
+gradients are slower still, by 4 to 80 times. Other platforms keep XLA's own. Groups,
+dilation, channels-first layouts and forward-mode differentiation are left out: what is
+not served falls back to `jax.lax`, except that a served convolution has no `jax.jvp`.
 Blocks cut the image axis, so each device that shares it cuts blocks of its own; without
 `jax.set_mesh` nothing says that devices do, and each gathers the whole axis.
 """
@@ -18,7 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
+from . import _winograd, kernels
 from ._marks import ELEMENTWISE, TRUSTED, marked
 from ._shards import alike, batch_shards
 
@@ -191,13 +195,59 @@ def _lax_conv(window: _Window, lhs, rhs, preferred_element_type=None) -> jax.Arr
     )
 
 
+# By the name and the parameters of lax's own it is read as what it computes; a switch
+# over platforms in the traced program would be in the way of all who read it.
+_LAX = lax.conv_general_dilated_p
+_conv_p = Primitive(_LAX.name)
+_conv_p.def_effectful_abstract_eval(_LAX.abstract_eval)
+
+
+def _our_conv(window: _Window, lhs, rhs, preferred_element_type=None) -> jax.Array:
+    like = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (lhs, rhs))
+    of_lax = ft.partial(
+        _lax_conv, window, preferred_element_type=preferred_element_type
+    )
+    return _conv_p.bind(lhs, rhs, **jax.make_jaxpr(of_lax)(*like).eqns[0].params)
+
+
+@_conv_p.def_impl
+def _eager(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    with jax.disable_jit(False):
+        return jax.jit(ft.partial(_conv_p.bind, **params))(lhs, rhs)
+
+
+def _batched(args: Sequence[jax.Array], dims: Sequence[Any], **params: Any) -> Any:
+    return jax.vmap(ft.partial(_LAX.bind, **params), in_axes=tuple(dims))(*args), 0
+
+
+def _on_cpu(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    padding, precision = params["padding"], params["precision"]
+    strided = max(params["window_strides"]) > 1
+    if strided or not _winograd.convolves_faster(lhs, rhs, padding):
+        return _LAX.bind(lhs, rhs, **params)
+    out = _winograd.convolve(lhs, rhs, padding, precision)
+    return out.astype(params["preferred_element_type"] or lhs.dtype)
+
+
+def _lower_on_cpu(ctx: Any, *args: Any, **params: Any) -> Any:
+    # Blocks cut the images, which XLA may have cut among devices.
+    one = kernels.is_local(ctx.module_context.axis_context)
+    f = _on_cpu if one else _LAX.bind
+    return mlir.lower_fun(f, multiple_results=False)(ctx, *args, **params)
+
+
+batching.primitive_batchers[_conv_p] = _batched
+mlir.register_lowering(_conv_p, mlir.lower_fun(_LAX.bind, multiple_results=False))
+mlir.register_lowering(_conv_p, _lower_on_cpu, platform="cpu")
+
+
 @ft.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _conv(window: _Window, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    return _lax_conv(window, lhs, rhs)
+    return _our_conv(window, lhs, rhs)
 
 
 def _conv_fwd(window: _Window, lhs: jax.Array, rhs: jax.Array):
-    return _lax_conv(window, lhs, rhs), (lhs, rhs)
+    return _our_conv(window, lhs, rhs), (lhs, rhs)
 
 
 def _conv_bwd(window: _Window, saved: tuple[jax.Array, jax.Array], g: jax.Array):
@@ -250,7 +300,7 @@ def _input_gradient(window: _Window, lhs, rhs, g) -> jax.Array:
     highs = map(lambda a, b, k, low: a + k - 1 - b - low, wanted, given, sizes, lows)
     back = _Window((1,) * len(sizes), tuple(zip(lows, highs)), window.precision)
     flipped = jnp.flip(rhs, tuple(range(len(sizes)))).swapaxes(-1, -2)
-    return _lax_conv(back, g, flipped, jnp.float32).astype(lhs.dtype)
+    return _our_conv(back, g, flipped, jnp.float32).astype(lhs.dtype)
 
 
 def _dilate(g: jax.Array, strides: tuple[int, ...]) -> jax.Array:
@@ -284,6 +334,9 @@ def _weight_gradient(window: _Window, lhs, rhs, g) -> jax.Array:
 
 def _weight_gradient_of(window: _Window, lhs, rhs, g) -> jax.Array:
     """`_weight_gradient` in float32, of images on one device."""
+    unit = max(window.strides) == 1
+    if unit and _winograd.weighs_faster(lhs, rhs, window.padding):
+        return _winograd.weight_gradient(lhs, g, window.padding, window.precision)
     images, block = lhs.shape[0], _images_per_block(window, lhs, rhs, g)
     # The odd images go first: their products start the accumulator, because XLA hoists
     # an accumulator of plain zeros out of enclosing loops and keeps it alive.

@@ -9,6 +9,7 @@ from ._bitpack import pack as pack
 from ._bitpack import unpack as unpack
 from ._choice import check_implementation as check_implementation
 from ._choice import choose as choose
+from ._choice import is_local as is_local
 from ._lif import lif_backward as lif_backward
 from ._lif import lif_forward as lif_forward
 from ._lif import lif_refusal as lif_refusal

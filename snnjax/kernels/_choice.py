@@ -124,7 +124,7 @@ def _lower_on_cuda(ctx: Any, *args: Any, kernel: Flat, **params: Any):
 
 def _hindrance(ctx: Any) -> str | None:
     """Why no kernel can be part of this program for a CUDA device, or None."""
-    if not _is_local(ctx.module_context.axis_context):
+    if not is_local(ctx.module_context.axis_context):
         return "XLA partitions this program over several devices; use jax.shard_map"
     capability = _compute_capability()
     if capability is None and jax.__version_info__ >= (0, 11):
@@ -137,7 +137,7 @@ def _hindrance(ctx: Any) -> str | None:
     return None
 
 
-def _is_local(context: Any) -> bool:
+def is_local(context: Any) -> bool:
     """Whether the program is one device's own: of one, or inside a `shard_map`."""
     mesh = getattr(context, "mesh", None)
     if mesh is None:
