@@ -28,11 +28,11 @@ class Drive(NamedTuple):
         """The input current of `x`, whose dtype is the membrane's."""
         if self.scale is None:
             return x
-        return x * _like(x, self.scale) + _like(x, self.shift)
+        return x * with_axes_of(x, self.scale) + with_axes_of(x, self.shift)
 
 
-def _like(x: Array, a: Array) -> Array:
-    """`a`, of one time step's axes, with those of `x`."""
+def with_axes_of(x: Array, a: Array) -> Array:
+    """`a`, of the last axes of `x` or fewer, with ones before them."""
     return a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
 
 

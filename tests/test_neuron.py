@@ -254,18 +254,20 @@ def test_residuals_of_a_constant_tau():
 
 @decays
 def test_the_loops_write_in_place(decay_input):
-    """Potentials over the current, gradient over the cotangent: measured 2 + 4 / T.
+    """Potentials over the current, gradient over the potentials: measured 2 + 1 / T.
 
-    `lax.scan` and autodiff take 4.2 activations for the same.
+    `lax.scan` and autodiff take 4.2 activations for the same. As in a network, the
+    current is computed and the gradient depends on the spikes: XLA copies what is still
+    to be read when it is written over.
     """
     steps, x = 16, jax.ShapeDtypeStruct((16, 16, 1024), jnp.float32)
 
     def loss(x):
-        return lif(x, decay_input=decay_input)[0].sum()
+        return jnp.square(lif(jnp.sin(x), decay_input=decay_input)[0]).sum()
 
     memory = jax.jit(jax.value_and_grad(loss)).lower(x).compile().memory_analysis()
     activation = 4 * math.prod(x.shape)
-    assert memory.temp_size_in_bytes <= (2 + 6 / steps) * activation
+    assert memory.temp_size_in_bytes <= (2 + 2 / steps) * activation
 
 
 # --- what it refuses ------------------------------------------------------------------

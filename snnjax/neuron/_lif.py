@@ -13,7 +13,7 @@ from .. import kernels
 from .. import surrogate as _surrogate
 from .._gate import start_after
 from .._marks import CAUSAL, FROM_REST, carries_state, marked
-from .._membrane import Drive, Membrane, Surrogate
+from .._membrane import Drive, Membrane, Surrogate, with_axes_of
 from .._shards import alike
 from .._types import Array, check_floating, check_time_major, float32_at_least
 from ._rows import put_row, row_at
@@ -241,41 +241,45 @@ def _from_rest(how: How, drive: Drive, x: Array) -> Array:
 def _forward(
     rule: Membrane, drive: Drive, v: Array | None, x: Array
 ) -> tuple[Array, Array | None]:
-    h, last = _potentials(rule, drive, _start(rule, v, x), x)
+    h = _potentials(rule, drive, v, x)
     # Outside the loop, so that XLA fuses it with whatever reads the spikes, and so that
     # the planner can read off the program that they are 0 or 1.
-    return rule.fire(h).astype(x.dtype), None if v is None else last
+    last = None if v is None else rule.fire_and_reset(h[-1])[1]
+    return rule.fire(h).astype(x.dtype), last
 
 
-def _start(rule: Membrane, v: Array | None, x: Array) -> Array:
-    return rest_of(x, rule.rest) if v is None else v
-
-
-def _potentials(
-    rule: Membrane, drive: Drive, v: Array, x: Array
-) -> tuple[Array, Array]:
-    """Charged potentials `h` of all steps, written over the current, and the last `v`.
+def _potentials(rule: Membrane, drive: Drive, v: Array | None, x: Array) -> Array:
+    """Charged potentials of all steps, written over the current.
 
     A scan that stacks its outputs would start from a buffer of zeros, which XLA
-    allocates at the start of the program and keeps alive all through (design 4.2).
+    allocates at the start of the program and keeps alive all through (design 4.2). And
+    the buffer is all that the loop changes: each row is made of the one before and
+    written once. A potential carried beside it would be a second reader of the row that
+    is written over, for which XLA:CPU copies the whole buffer twice a step.
     """
-    current = drive.current(x.astype(v.dtype))
+    current = drive.current(x.astype(float32_at_least(x.dtype)))
     # Tied to the current and not to `x`, which the current may then be written over.
-    start = drive.leak, start_after(v, current), current
-    _, v, h = lax.fori_loop(0, x.shape[0], _charging(rule), start)
-    return h, v
+    before = None if v is None else start_after(v, current)
+    start = drive.leak, before, current
+    return lax.fori_loop(0, x.shape[0], _charging(rule), start)[-1]
 
 
 @functools.lru_cache
-def _charging(rule: Membrane) -> Callable[..., tuple[Any, Array, Array]]:
+def _charging(rule: Membrane) -> Callable[..., tuple[Any, Any, Array]]:
     """The body of the loop; one object a rule, so that JAX compiles it once."""
 
-    def step(t: Array, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
-        leak, v, h = carry
-        ht = rule.charge(Drive(leak), v, row_at(h, t))
-        return leak, rule.fire_and_reset(ht)[1], put_row(h, t, ht)
+    def step(t: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+        leak, v0, h = carry
+        v = _before(rule, v0, h, t)
+        return leak, v0, put_row(h, t, rule.charge(Drive(leak), v, row_at(h, t)))
 
     return step
+
+
+def _before(rule: Membrane, v0: Array | None, h: Array, t: Array) -> Array:
+    """The potential that time step `t` starts from, of charged ones before it."""
+    v = rule.fire_and_reset(row_at(h, jnp.maximum(t - 1, 0)))[1]
+    return jnp.where(t == 0, rule.rest if v0 is None else v0, v)
 
 
 def _backward(
@@ -286,41 +290,49 @@ def _backward(
     ds: Array,
     dv: Array | None,
 ) -> tuple[Drive, Array | None, Array]:
-    """Walks time backwards over recomputed potentials; `dx` is written over `ds`."""
-    start = _start(rule, v0, x)
-    h, _ = _potentials(rule, drive, start, x)
-    dv = jnp.zeros_like(start) if dv is None else dv
-    dleak, dv, dcurrent = _pull_back(rule, drive.leak, start, h, ds, dv)
-    if drive.scale is None:
-        return Drive(dleak), None if v0 is None else dv, dcurrent
+    """Walks time backwards over recomputed potentials, and writes over them."""
+    h = _potentials(rule, drive, v0, x)
+    dleak, dh = _pull_back(rule, drive.leak, v0, h, ds, dv)
+    known: Any = rule.leak if drive.leak is None else drive.leak
+    dv0 = None if v0 is None else (1 - known) * dh[0]
+    gain = known if drive.leak is None else with_axes_of(dh, known)
+    dcurrent = gain * dh if rule.decay_input else dh
     affine = Drive(None, drive.scale, drive.shift)
-    _, pullback = jax.vjp(lambda d, x: d.current(x.astype(dv.dtype)), affine, x)
-    daffine, dx = pullback(dcurrent.astype(dv.dtype))
-    return daffine._replace(leak=dleak), None if v0 is None else dv, dx
+    _, pullback = jax.vjp(lambda d, x: d.current(x.astype(dh.dtype)), affine, x)
+    daffine, dx = pullback(dcurrent)
+    return daffine._replace(leak=dleak), dv0, dx
 
 
 def _pull_back(
-    rule: Membrane, leak: Array | None, v0: Array, h: Array, ds: Array, dv: Array
-) -> tuple[Array | None, Array, Array]:
-    """Cotangents of an array leak, of `v0` and of the current."""
+    rule: Membrane,
+    leak: Array | None,
+    v0: Array | None,
+    h: Array,
+    ds: Array,
+    dv: Array | None,
+) -> tuple[Array | None, Array]:
+    """Cotangents of an array leak, and of the charged potentials in their place."""
+    steps = h.shape[0]
     known: Any = rule.leak if leak is None else leak
-    gain = known if rule.decay_input else 1
+    dv = None if dv is None else start_after(dv, ds)
 
-    def step(i: Array, carry: tuple[Any, Array, Array]):
-        dleak, dv, g = carry
-        t = h.shape[0] - 1 - i
-        ht = row_at(h, t)
-        _, pullback = jax.vjp(rule.fire_and_reset, ht)
-        (dh,) = pullback((row_at(g, t).astype(dv.dtype), dv))
-        if leak is not None:
-            before = row_at(h, jnp.maximum(t - 1, 0))
-            v = jnp.where(t == 0, v0, rule.fire_and_reset(before)[1])
-            dleak += _sum_to(dh * _charge_by_leak(rule, leak, v, ht), leak.shape)
-        return dleak, (1 - known) * dh, put_row(g, t, gain * dh)
+    def step(i: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+        dleak, ht, h = carry
+        t = steps - 1 - i
+        later = (1 - known) * row_at(h, jnp.minimum(t + 1, steps - 1))
+        dvt = jnp.where(i == 0, 0 if dv is None else dv, later)
+        _, pullback = jax.vjp(rule.fire_and_reset, row_at(h, t))
+        h = put_row(h, t, pullback((row_at(ds, t).astype(h.dtype), dvt))[0])
+        if leak is None:
+            return dleak, ht, h
+        v = _before(rule, v0, h, t)
+        dleak += _sum_to(row_at(h, t) * _charge_by_leak(rule, leak, v, ht), leak.shape)
+        # Carried, because its row is written over.
+        return dleak, row_at(h, jnp.maximum(t - 1, 0)), h
 
-    dleak = None if leak is None else jnp.zeros_like(leak)
-    start = dleak, start_after(dv, ds), ds
-    return lax.fori_loop(0, h.shape[0], step, start)
+    start = (None, None) if leak is None else (jnp.zeros_like(leak), h[-1])
+    dleak, _, dh = lax.fori_loop(0, steps, step, (*start, h))
+    return dleak, dh
 
 
 def _charge_by_leak(rule: Membrane, leak: Array, v: Array, h: Array) -> Array:
