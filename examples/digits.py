@@ -2,11 +2,14 @@
 
     python examples/digits.py            # all of it, a few minutes on two cores
     python examples/digits.py --quick    # every step of it, in less than a minute
+    python examples/digits.py --plain    # trains the plain network, too, and compares
 
 scikit-learn's 1,797 digits are seen by a simulated event camera (`event_camera.py`),
 and tonic bins the events into frames. First the plain and the memory-optimized network
-are compared: the same losses, in fewer bytes. Then the memory-optimized one is trained.
-The plan and a picture of both networks' memory go to the folder `--out`.
+are compared: the same losses, in fewer bytes. Then the memory-optimized one is trained,
+on frames that are moved by up to a pixel. That, and the number of epochs, was chosen on
+a fifth of the training digits, never on those to test on. The plan and a picture of
+both networks' memory go to the folder `--out`.
 """
 
 import argparse
@@ -40,7 +43,7 @@ except ImportError as error:
 from event_camera import record
 
 SIZE, STEPS, BATCH = 16, 8, 64  # pixels along a side, time steps, samples
-TARGET = 0.97  # test accuracy that the full run must reach
+TARGET = 0.985  # test accuracy that the full run must reach
 MIB = 2**20
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -83,6 +86,16 @@ def batches(data: Split, order: np.ndarray) -> Iterator[Batch]:
     for i in range(0, len(order) - BATCH + 1, BATCH):
         chosen = order[i : i + BATCH]
         yield data.frames[:, chosen], data.labels[chosen]
+
+
+def moved(frames: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Each sample moved by up to one pixel along both axes; zeros come in."""
+    padded = np.pad(frames, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
+    corners = rng.integers(0, 3, (frames.shape[1], 2))
+    samples = [
+        padded[:, i, y : y + SIZE, x : x + SIZE] for i, (y, x) in enumerate(corners)
+    ]
+    return np.stack(samples, axis=1)
 
 
 # --- the network and its training step ------------------------------------------------
@@ -206,7 +219,8 @@ def compare(
     return reports
 
 
-def train(run: Run, data: Split, epochs: int, console: Console) -> None:
+def train(run: Run, data: Split, epochs: int, console: Console) -> list[float]:
+    """The loss of every step."""
     columns = (
         "epoch {task.fields[epoch]}",
         BarColumn(),
@@ -219,19 +233,25 @@ def train(run: Run, data: Split, epochs: int, console: Console) -> None:
     with Progress(*columns, console=console) as progress:
         total = epochs * (len(data.labels) // BATCH)
         task = progress.add_task("", total=total, **shown)
+        losses = []
         for epoch in range(1, epochs + 1):
             show = functools.partial(progress.update, task, advance=1, epoch=epoch)
-            train_epoch(run, data, epoch, show)
+            losses += train_epoch(run, data, epoch, show)
+    return losses
 
 
-def train_epoch(run: Run, data: Split, epoch: int, show: Callable[..., None]) -> None:
-    order = np.random.default_rng(epoch).permutation(len(data.labels))
+def train_epoch(
+    run: Run, data: Split, epoch: int, show: Callable[..., None]
+) -> list[float]:
+    rng = np.random.default_rng(epoch)
+    order = rng.permutation(len(data.labels))
     begin, values = time.perf_counter(), []
-    for batch in batches(data, order):
-        values.append(train_step(*run, *batch))
+    for frames, labels in batches(data, order):
+        values.append(train_step(*run, moved(frames, rng), labels))
         mean_loss, mean_accuracy = np.mean(values, axis=0)
         rate = len(values) * BATCH / (time.perf_counter() - begin)
         show(loss=mean_loss, accuracy=mean_accuracy, rate=rate)
+    return [float(loss) for loss, _ in values]
 
 
 def test_accuracy(model: nnx.Module, data: Split) -> float:
@@ -253,8 +273,9 @@ def draw(reports: dict[str, memopt.MemoryReport], file: Path) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Digits seen by an event camera.")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="output folder")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--samples", type=int, help="take only the first, 500 or more")
+    parser.add_argument("--plain", action="store_true", help="train it without a plan")
     parser.add_argument("--quick", action="store_true", help="600 samples, 2 epochs")
     args = parser.parse_args()
     if args.quick:
@@ -277,16 +298,26 @@ def main() -> int:
     runs = {"plain": start(tx), "memory-optimized": start(tx, plan)}
     draw(compare(runs, some, console), args.out / "memory.png")
 
-    run = start(tx, plan)
-    train(run, training, args.epochs, console)
-    accuracy = test_accuracy(run.model, test)
-    print(f"test accuracy {accuracy:.2%} on {len(test.labels)} digits never trained on")
+    accuracies, losses = [], []
+    for its_plan in (plan, None)[: 1 + args.plain]:
+        run = start(tx, its_plan)
+        losses.append(train(run, training, args.epochs, console))
+        accuracies.append(test_accuracy(run.model, test))
+        print(
+            f"{'plain' if its_plan is None else 'memory-optimized'}: test accuracy "
+            f"{accuracies[-1]:.2%} on {len(test.labels)} digits never trained on"
+        )
+    if args.plain:
+        apart = np.abs(np.subtract(*losses)).max()
+        print(
+            f"largest difference of two losses over {len(losses[0])} steps: {apart:g}"
+        )
     if args.quick:
         print("(so few steps leave batch norm's running statistics cold)")
     print(f"plan: {args.out / 'plan.json'}, picture: {args.out / 'memory.png'}")
     print(f"{time.perf_counter() - begin:.0f} s in all")
-    if accuracy < TARGET and not args.quick:
-        print(f"the test accuracy is below {TARGET:.0%}", file=sys.stderr)
+    if min(accuracies) < TARGET and not args.quick:
+        print(f"the test accuracy is below {TARGET:.1%}", file=sys.stderr)
         return 1
     return 0
 

@@ -110,8 +110,8 @@ def weight_gradient(
     channels = lhs.shape[-1], g.shape[-1]
     zeros = start_after(jnp.zeros(channels, jnp.float32), g)
     count = _images_per_block(len(lhs), space, sum(channels))
-    blocks = tuple(a.reshape(-1, count, *a.shape[1:]) for a in (lhs, g))
-    totals, _ = lax.scan(add, [zeros] * 4 ** len(space), blocks)
+    x, g = (a.reshape(-1, count, *a.shape[1:]) for a in (lhs, g))
+    totals, _ = lax.scan(add, [zeros] * 4 ** len(space), (x, g))
     return _weights_out(totals, len(space))
 
 
