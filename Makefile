@@ -1,4 +1,5 @@
-# make demo | make test | make check | make bench     PYTHON= chooses the interpreter
+# make demo | make test | make docs | make check | make bench     PYTHON= chooses the
+# interpreter
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ EXTRAS ?= data,plot,nir
 # every start unless this is set.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test docs check bench clean
 STAMP := $(VENV)/.installed-$(EXTRAS)
 install: $(STAMP)
 
@@ -25,14 +26,25 @@ JOBS ?= 2
 test: install
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
 
+docs: install
+	$(BIN)/python -m pip install --quiet --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 check:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS)]" --group dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python
 
+# Half an hour, most of it for the peers' environments and steps. What needs wheels that
+# are not installed says so: EXTRAS=data,plot,nir,plan-cuda for the bytes of absent GPUs.
+BENCH ?= --time 5
 bench: install
-	$(BIN)/python benchmarks/memory.py --time 5 && $(BIN)/python benchmarks/conv.py
+	$(BIN)/python benchmarks/conv.py
+	$(BIN)/python benchmarks/memory.py $(BENCH)
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/figures.py
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf $(VENV)
