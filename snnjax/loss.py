@@ -62,6 +62,13 @@ def tet(
     Raises:
         ValueError: a shape or dtype is not as above, or a number is out of range.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import snnjax as snn
+        >>> scores = jnp.zeros((4, 2, 10))  # time, batch, class
+        >>> f"{snn.loss.tet(scores, jnp.array([3, 7]), weight=0.0):.4f}"  # ln 10
+        '2.3026'
+
     Source: Deng et al., "Temporal Efficient Training of Spiking Neural Network via
     Gradient Re-weighting", ICLR 2022; the defaults are those of the authors' code.
     """

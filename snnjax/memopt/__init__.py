@@ -32,6 +32,8 @@ from ._optimize import make_plan as make_plan
 from ._optimize import memory_optimization as memory_optimization
 from ._plan import Plan as Plan
 from ._plan import PlannedSegment as PlannedSegment
+from ._plan import Trial as Trial
+from ._searching import BudgetError as BudgetError
 from ._segment import gc_segment as gc_segment
 from ._summary import MemOptSummary as MemOptSummary
 from ._timeline import LiveBuffer as LiveBuffer

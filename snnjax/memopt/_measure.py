@@ -101,6 +101,14 @@ def measure(
         ValueError: An argument is not what it must be; no such device.
         ImportError: The wheels for a `device` by name are not installed.
         MeasureError: The step cannot be traced or compiled, or there are no figures.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from snnjax import memopt
+        >>> x = jax.ShapeDtypeStruct((256,), jnp.float32)
+        >>> report = memopt.measure(lambda x: 2 * x, x)
+        >>> report.argument_bytes, report.output_bytes
+        (1024, 1024)
     """
     return prepare(
         fn,

@@ -107,6 +107,17 @@ def make_plan(
         BudgetError: no plan fits in the `budget`; it is a ValueError.
         ImportError: the wheels for `device` are not installed.
         MeasureError: a step does not compile.
+
+    Example:
+        >>> import jax
+        >>> import snnjax as snn
+        >>> from flax import nnx
+        >>> from snnjax import memopt
+        >>> net = snn.layer.Sequential(snn.layer.ConvBlock(2, 4, rngs=nnx.Rngs(0)))
+        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), bool)
+        >>> plan = memopt.make_plan(net, (snn.layer.ConvBlock,), (frames,), level=1)
+        >>> plan.segments[0].path, plan.segments[0].keeps
+        ('layers.0', 'BitSpikeCompressor')
     """
     check_batch(batch)
     options, spec = _options(batch, device, search), spec_of(device)
@@ -284,6 +295,18 @@ def memory_optimization(
 
     Raises:
         ValueError, ImportError, MeasureError: as `make_plan`.
+
+    Example:
+        >>> import jax
+        >>> import snnjax as snn
+        >>> from flax import nnx
+        >>> from snnjax import memopt
+        >>> net = snn.layer.Sequential(snn.layer.ConvBlock(2, 4, rngs=nnx.Rngs(0)))
+        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), bool)
+        >>> targets = (snn.layer.ConvBlock,)
+        >>> planned = memopt.memory_optimization(net, targets, (frames,), level=1)
+        >>> type(planned.layers[0]).__name__
+        'GCContainer[ConvBlock]'
 
     Source: Algorithm 2 of Huang et al., ICLR 2026.
     """

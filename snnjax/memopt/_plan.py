@@ -121,6 +121,14 @@ class Plan:
         front: (estimated bytes, estimated slowdown) of every best trade.
         versions: (package, version) that the figures come from.
         notes: what the planner could not do, and why.
+
+    Example:
+        >>> from snnjax import memopt
+        >>> block = memopt.PlannedSegment("blocks.0", "BitSpikeCompressor", "0 or 1")
+        >>> plan = memopt.Plan(1, (block,), ("blocks.0",), ())
+        >>> plan = plan.with_chunks("blocks.0", batch=4)
+        >>> memopt.Plan.from_json(plan.to_json()).segments[0].kind
+        'GC, 4 batch chunks'
     """
 
     level: int

@@ -91,6 +91,13 @@ class LIF(_Leaky):
         tau: membrane time constant in time steps, at least 1.
         decay_input, v_threshold, v_reset, detach_reset, surrogate, implementation: as
             in `lif`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import snnjax as snn
+        >>> current = jnp.full((4, 1, 1), 1.5)  # time, batch, neuron
+        >>> snn.neuron.LIF(tau=2.0)(current).ravel()
+        Array([0., 1., 0., 1.], dtype=float32)
     """
 
     def __init__(self, *, tau: float = 2.0, **settings: Any) -> None:
