@@ -133,9 +133,13 @@ def _tiles(space: Sequence[int]) -> int:
 
 
 def _images_per_block(images: int, space: Sequence[int], channels: int) -> int:
-    """The most that divide the images and take `_BLOCK_BYTES`, or one."""
+    """The most that divide the images and take `_BLOCK_BYTES`, or one.
+
+    And not over a quarter of the images: a block then takes no more bytes than the
+    input and the output together.
+    """
     each = 4 * 4 ** len(space) * channels * _tiles(space)
-    most = max(1, min(images, _BLOCK_BYTES // each))
+    most = max(1, min(images // 4, _BLOCK_BYTES // each))
     return next(n for n in range(most, 0, -1) if images % n == 0)
 
 

@@ -42,11 +42,13 @@ def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
         ValueError: the plan was made for another model; the message lists what differs.
 
     Example:
+        >>> import jax
         >>> import snnjax as snn
         >>> from flax import nnx
         >>> from snnjax import memopt
         >>> net = snn.layer.Sequential(snn.layer.ConvBlock(2, 4, rngs=nnx.Rngs(0)))
-        >>> plan = memopt.make_plan(net, (snn.layer.ConvBlock,), level=1)
+        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), bool)
+        >>> plan = memopt.make_plan(net, (snn.layer.ConvBlock,), (frames,), level=1)
         >>> planned = memopt.apply_plan(net, plan)
         >>> planned.layers[0].projection.kernel is net.layers[0].projection.kernel
         True
