@@ -14,6 +14,9 @@ import re
 import sys
 from pathlib import Path
 
+from peers_report import beside as beside_ours
+from peers_report import by_name
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -150,17 +153,22 @@ def beside(row):
 def peers():
     """The VGG as it trains here, beside the peers, on this machine's CPU."""
     found = result("peers")
+    rows = by_name(found["vgg"])
     head = [
         *("", "seconds a step", "over our plain", "compiled peak, MiB"),
-        "resident growth, MiB",
+        *("resident growth, MiB", "beside ours"),
     ]
-    body = [[named(row), *trained(row)] for row in found["vgg"]]
+    body = [[named(row), *trained(row), in_words(row, rows)] for row in found["vgg"]]
     notes = [f"* {named(row)}: {why(row)}.\n" for row in found["vgg"] if why(row)]
     where = found["conditions"]
     known = {k: v for row in where["versions"].values() for k, v in row.items()}
     about = ", ".join(f"{name} {known[name]}" for name in VERSIONS if name in known)
     tail = f"Measured with {about}, on {where['cores']} cores of {where['cpu']}.\n"
     return f"{markdown(head, body)}\n{''.join(notes)}\n{tail}"
+
+
+def in_words(row, rows):
+    return "" if row.get("error") else beside_ours(row, rows)
 
 
 def named(row):

@@ -20,7 +20,6 @@ import argparse
 import functools
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import optax
@@ -46,7 +45,7 @@ def load(args: argparse.Namespace) -> tuple[snn.data.Samples, snn.data.Samples]:
     """ImageNet, or random images: training and test."""
     if args.synthetic:
         return synthetic(8 * args.batch, args.size), synthetic(args.batch, args.size)
-    parts = Path(args.data) / "train", Path(args.data) / "val"
+    parts = args.data / "train", args.data / "val"
     try:
         training, test = (snn.data.image_folder(p, size=args.size) for p in parts)
     except FileNotFoundError as error:
