@@ -59,18 +59,13 @@ def memory():
         [name, *(mib(found["vgg"][key][plan]) for plan in plans)]
         for key, name in DEVICES.items()
     ]
-    times = ["time on two CPU cores", *(over(over_plain(found, p)) for p in plans)]
     kept = found["vgg_residual"]
     return (
         "Peak of one training step in MiB:\n\n"
-        f"{markdown(head, [*rows, times])}\n"
+        f"{markdown(head, rows)}\n"
         f"Kept from the forward to the backward pass: {mib(kept['plain'])} MiB plain, "
         f"{mib(kept['level 1'])} MiB at level 1.\n"
     )
-
-
-def over_plain(found, plan):
-    return found["time"][plan]["over_plain"]
 
 
 def long():
