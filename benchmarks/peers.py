@@ -3,10 +3,11 @@
 Every variant is a process of its own, in its peer's own virtual environment (made here,
 with pinned versions, and the same jax as ours), that waits for its turn: in each round
 every variant runs one training step. A ratio is the median of the rounds' ratios. What
-died or hung has an error in its row, and costs nobody else's figures. Figures:
+died or hung has an error in its row, and costs nobody else's figures. What is there is
+written after the rounds, after the memory and after every chain. Figures:
 
 * seconds: median of the rounds, after one step that warms up. A variant whose first
-  step takes more than a minute has that step as its only one.
+  step takes more than a minute has that step as its only one, for its memory, too.
 * compiled bytes: temp + argument + output - alias, as XLA assigns them; of JAX only.
 * resident growth: of a fresh process each; the rule is in `peers/worker.py`.
 * chain: compiled peaks of a chain of conv-LIF blocks over time steps and over blocks.
@@ -36,7 +37,7 @@ from peers_processes import ROOT, Session, Worker, python_of, versions
 from peers_report import BASE, PLAIN, by_name, claims, seconds_over, show
 
 RESULTS = Path(__file__).parent / "results"
-START, STEP = 900.0, 600.0  # seconds, at most
+STEP = 300.0  # seconds, at most
 Row = dict[str, Any]
 
 
@@ -95,7 +96,8 @@ class Entry:
     runs: list[float] = dataclasses.field(default_factory=list)
 
 
-def run_vgg(session: Session, options: argparse.Namespace) -> list[Row]:
+def run_vgg(session: Session, options: argparse.Namespace) -> Iterator[list[Row]]:
+    """The rows with times; then those with memory, too."""
     entries = [start(session, options, *pair) for pair in chosen(options.only)]
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", flush=True)
@@ -104,10 +106,11 @@ def run_vgg(session: Session, options: argparse.Namespace) -> list[Row]:
     for entry in entries:
         if entry.worker is not None:
             entry.worker.stop()
+    yield rows_of(entries)
     if not options.skip_resident:
         for entry in entries:
             entry.facts |= resident(session, options, entry)
-    return rows_of(entries)
+        yield rows_of(entries)
 
 
 def chosen(only: str | None) -> Iterator[tuple[str, str]]:
@@ -147,21 +150,23 @@ def start(
         worker = launch(session, options, library, variant)
     except RuntimeError as failed:
         return Entry(library, variant, {"error": str(failed)})
-    facts = worker.answer(START)
+    facts = worker.answer(options.limit)
     if "error" in facts:
         return Entry(library, variant, facts)
     entry = Entry(library, variant, facts, worker)
-    if facts.pop("slow"):
-        take_one(entry, options.rounds)
+    slow, growth = facts.pop("slow"), facts.pop("first_growth_bytes")
+    if slow:
+        take_one(entry, growth, options.rounds)
     return entry
 
 
-def take_one(entry: Entry, rounds: int) -> None:
-    """A slow one's first step stands for all rounds, and it has no turn."""
+def take_one(entry: Entry, growth: int, rounds: int) -> None:
+    """A slow one's first step stands for all: for the rounds, and for its memory."""
     entry.worker.stop()
     entry.worker, entry.runs = None, [entry.facts["seconds"]] * rounds
-    notes = "one step, before the rounds", entry.facts.get("note")
-    entry.facts["note"] = "; ".join(filter(None, notes))
+    notes = "one step, in the process that compiled it", entry.facts.get("note")
+    entry.facts |= {"note": "; ".join(filter(None, notes))}
+    entry.facts |= {"resident_growth_bytes": growth}
 
 
 def take_turn(entry: Entry) -> None:
@@ -176,11 +181,11 @@ def take_turn(entry: Entry) -> None:
 
 
 def resident(session: Session, options: argparse.Namespace, entry: Entry) -> Row:
-    """The growth, or why there is none; nothing of a variant that failed."""
-    if "error" in entry.facts:
+    """The growth, or why there is none; nothing of a variant that failed or is slow."""
+    if "error" in entry.facts or "resident_growth_bytes" in entry.facts:
         return {}
     worker = launch(session, options, entry.library, entry.variant, "--resident")
-    found = worker.answer(START)
+    found = worker.answer(options.limit)
     if "error" in found:
         return {"resident_error": found["error"]}
     worker.stop()
@@ -208,24 +213,27 @@ def row_of(entry: Entry) -> Row:
 # --- the chain ------------------------------------------------------------------------
 
 
-def run_chain(session: Session, small: bool) -> list[Row]:
-    """Over time steps, and over blocks."""
+def run_chain(session: Session, options: argparse.Namespace) -> Iterator[list[Row]]:
+    """Over time steps, and over blocks; the rows that there are so far."""
     times, depths, fixed = (4, 8, 16, 32, 64), (6, 12, 24), (8, 6)
-    if small:
+    if options.small:
         times, depths, fixed = (2, 4), (2, 3), (2, 2)
     by_time = [(time, fixed[1]) for time in times]
     by_depth = [(fixed[0], depth) for depth in depths]
-    side = 8 if small else 16
-    points = dict.fromkeys(by_time + by_depth)
-    return [row for point in points for row in chain_rows(session, side, *point)]
+    rows = []
+    for point in dict.fromkeys(by_time + by_depth):
+        rows += chain_rows(session, options, *point)
+        yield rows
 
 
-def chain_rows(session: Session, side: int, time: int, depth: int) -> Iterator[Row]:
+def chain_rows(
+    session: Session, options: argparse.Namespace, time: int, depth: int
+) -> Iterator[Row]:
     print(f"chain, T={time}, {depth} blocks", flush=True)
-    size = {"time": time, "depth": depth}
+    size, side = {"time": time, "depth": depth}, 8 if options.small else 16
     arguments = [f"--{name}={n}" for name, n in (size | {"side": side}).items()]
     worker = session.start(Path(sys.executable), "chain.py", *arguments)
-    peaks = worker.answer(START)
+    peaks = worker.answer(options.limit)
     if "error" in peaks:
         yield {"variant": "all", **size, **peaks}
         return
@@ -276,6 +284,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="such as ours,spyx/run,chain; all without it")
     parser.add_argument("--skip-resident", action="store_true")
+    parser.add_argument(
+        "--limit", type=float, default=900.0, help="seconds until a first step is done"
+    )
     parser.add_argument("--small", action="store_true", help="a smoke test, tiny sizes")
     parser.add_argument("--envs", type=Path, default=ROOT / ".peers")
     parser.add_argument("--out", type=Path, default=RESULTS / "peers.json")
@@ -292,28 +303,38 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def run(options: argparse.Namespace) -> Row:
-    libraries = dict.fromkeys(
-        ["ours", *(library for library, _ in chosen(options.only))]
-    )
-    result = {"conditions": conditions(options, libraries)}
-    with (
-        tempfile.TemporaryDirectory(prefix="snnjax-peers-") as folder,
-        Session(Path(folder)) as session,
-    ):
-        result["vgg"] = run_vgg(session, options)
-        wanted = options.only is None or CHAIN in options.only.split(",")
-        result["chain"] = run_chain(session, options.small) if wanted else []
-    result["claims"] = claims(result["vgg"])
-    result["conditions"]["load_after"] = os.getloadavg()
-    return result
+def run(session: Session, options: argparse.Namespace) -> Iterator[Row]:
+    """What is known, as soon as a part of it has come: the times, memory, the chain."""
+    libraries = dict.fromkeys(["ours", *(pair[0] for pair in chosen(options.only))])
+    where = conditions(options, libraries)
+    if any(chosen(options.only)):
+        for rows in run_vgg(session, options):
+            where["load_after"] = os.getloadavg()
+            yield {"conditions": where, "vgg": rows, "claims": claims(rows)}
+    if options.only is None or CHAIN in options.only.split(","):
+        for rows in run_chain(session, options):
+            yield {"chain_conditions": where, "chain": rows}
+
+
+def earlier(file: Path) -> Row:
+    """A result whose parts stay where this run has none."""
+    parts = {"conditions": {}, "vgg": [], "claims": claims([]), "chain": []}
+    return parts | (json.loads(file.read_text()) if file.exists() else {})
+
+
+def save(result: Row, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
     options = parse()
-    result = run(options)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    result = earlier(options.out)
+    with tempfile.TemporaryDirectory(prefix="snnjax-peers-") as folder:
+        with Session(Path(folder)) as session:
+            for part in run(session, options):
+                result |= part
+                save(result, options.out)
     show(result)
 
 

@@ -116,9 +116,11 @@ def weight_gradient(
 
 
 def _fits(lhs: jax.Array, rhs: jax.Array, padding: Padding) -> bool:
+    if set(rhs.shape[:-2]) != {3}:
+        return False
     space = _out_space(lhs, padding)
     count = _images_per_block(len(lhs), space, sum(rhs.shape[-2:]))
-    return set(rhs.shape[:-2]) == {3} and _tiles(space) * count >= _FEWEST_TILES
+    return _tiles(space) * count >= _FEWEST_TILES
 
 
 # --- blocks of images, cut into tiles of two by two outputs ---------------------------

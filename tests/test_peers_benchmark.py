@@ -123,10 +123,11 @@ def test_the_table_says_where_we_lose(peers):
 def test_a_slow_variant_has_one_step_for_all_rounds(peers, start):
     slow = entry(peers, "spyx", "run", [], seconds=70.0, note="n")
     slow.worker = start("")
-    peers.take_one(slow, rounds=2)
+    peers.take_one(slow, growth=500, rounds=2)
     peers.take_turn(slow)
     assert slow.runs == [70, 70] and slow.worker is None
-    assert slow.facts["note"] == "one step, before the rounds; n"
+    assert slow.facts["note"] == "one step, in the process that compiled it; n"
+    assert peers.rows_of([slow])[0]["resident_growth_bytes"] == 500
 
 
 def test_a_peer_that_cannot_be_installed_is_a_row(peers, tmp_path, monkeypatch):
@@ -134,7 +135,7 @@ def test_a_peer_that_cannot_be_installed_is_a_row(peers, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "python_of", lambda *a: (_ for _ in ()).throw(failed))
     options = peers.parse(["--only", "spyx", "--envs", str(tmp_path)])
     with peers.Session(tmp_path) as session:
-        rows = peers.run_vgg(session, options)
+        rows = list(peers.run_vgg(session, options))[-1]
     assert [row["error"] for row in rows] == [str(failed)] * 2
 
 

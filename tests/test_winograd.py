@@ -80,12 +80,14 @@ def test_its_weight_gradient(space):
         assert error(dw[tap], exact) < 1e-6
 
 
-@pytest.mark.parametrize("images", [1, 6, 7])
+@pytest.mark.parametrize("images", [1, 12, 7])
 def test_blocks_of_any_number_of_images(images, monkeypatch):
     monkeypatch.setattr(_winograd, "_BLOCK_BYTES", 4 * 16 * 12 * 16 * 4)
     x, w = arrays((8, 8), images=images)
     padding = ((1, 1), (1, 1))
-    assert _winograd._images_per_block(images, (8, 8), 12) == {1: 1, 6: 3, 7: 1}[images]
+    assert (
+        _winograd._images_per_block(images, (8, 8), 12) == {1: 1, 12: 3, 7: 1}[images]
+    )
     assert error(_winograd.convolve(x, w, padding), wanted(x, w, padding)) < 1e-6
     g = jnp.ones((images, 8, 8, 7))
     dw = _winograd.weight_gradient(x, g, padding)
@@ -142,11 +144,15 @@ def test_a_cpu_program_has_no_convolution_left():
         ({"channels": 32}, {}),
         ({"images": 1, "space": (6, 6)}, {}),
         ({}, {"strides": (2, 2)}),
+        ({"space": (1, 1)}, {"window": 1}),
     ],
-    ids=["few channels", "few tiles", "strides"],
+    ids=["few channels", "few tiles", "strides", "another window"],
 )
 def test_where_it_does_not_pay_the_forward_pass_is_that_of_lax(changed, settings):
     x, w = arrays(**(WIDE | changed))
+    settings = dict(settings)
+    window = settings.pop("window", 3)
+    w = w[:window, :window]
 
     def f(x, w):
         return conv(x, w, **settings)

@@ -42,12 +42,12 @@ def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
         ValueError: the plan was made for another model; the message lists what differs.
 
     Example:
-        >>> import jax
+        >>> import jax, jax.numpy as jnp
         >>> import snnjax as snn
         >>> from flax import nnx
         >>> from snnjax import memopt
         >>> net = snn.layer.Sequential(snn.layer.ConvBlock(2, 4, rngs=nnx.Rngs(0)))
-        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), bool)
+        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), jnp.float32)
         >>> plan = memopt.make_plan(net, (snn.layer.ConvBlock,), (frames,), level=1)
         >>> planned = memopt.apply_plan(net, plan)
         >>> planned.layers[0].projection.kernel is net.layers[0].projection.kernel

@@ -109,13 +109,14 @@ def make_plan(
         MeasureError: a step does not compile.
 
     Example:
-        >>> import jax
+        >>> import jax, jax.numpy as jnp
         >>> import snnjax as snn
         >>> from flax import nnx
         >>> from snnjax import memopt
         >>> net = snn.layer.Sequential(snn.layer.ConvBlock(2, 4, rngs=nnx.Rngs(0)))
-        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), bool)
-        >>> plan = memopt.make_plan(net, (snn.layer.ConvBlock,), (frames,), level=1)
+        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), jnp.float32)
+        >>> targets = (snn.layer.ConvBlock,)
+        >>> plan = memopt.make_plan(net, targets, (frames,), input_range=(0, 1))
         >>> plan.segments[0].path, plan.segments[0].keeps
         ('layers.0', 'BitSpikeCompressor')
     """
@@ -297,12 +298,12 @@ def memory_optimization(
         ValueError, ImportError, MeasureError: as `make_plan`.
 
     Example:
-        >>> import jax
+        >>> import jax, jax.numpy as jnp
         >>> import snnjax as snn
         >>> from flax import nnx
         >>> from snnjax import memopt
         >>> net = snn.layer.Sequential(snn.layer.ConvBlock(2, 4, rngs=nnx.Rngs(0)))
-        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), bool)
+        >>> frames = jax.ShapeDtypeStruct((4, 8, 6, 6, 2), jnp.float32)
         >>> targets = (snn.layer.ConvBlock,)
         >>> planned = memopt.memory_optimization(net, targets, (frames,), level=1)
         >>> type(planned.layers[0]).__name__

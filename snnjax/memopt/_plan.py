@@ -246,7 +246,10 @@ class Plan:
 
     def __str__(self) -> str:
         out = io.StringIO()
-        console = Console(file=out, width=100)
+        # Plain text wherever it is asked for: in a notebook rich would show it itself.
+        console = Console(
+            file=out, width=100, force_jupyter=False, force_terminal=False
+        )
         console.print(_table(self))
         for line in (*_figures(self), *(f"note: {n}" for n in self.notes)):
             console.print(line, highlight=False, markup=False)

@@ -200,8 +200,10 @@ class MemOptSummary:
         return sum(s.compressor == compressor for s in self.plan.segments)
 
     def __str__(self) -> str:
-        made = f"{self.gc_container_count} of {self.gc_candidate_count} modules are now"
-        return f"{self.plan}\n{made} GC segments; took {self.optimize_seconds:.1f} s"
+        # A module that is split becomes several segments.
+        modules = f"{self.gc_selected_count} of {self.gc_candidate_count} modules"
+        made = f"{modules} are now {self.gc_container_count} GC segments"
+        return f"{self.plan}\n{made}; took {self.optimize_seconds:.1f} s"
 
 
 def _within(path: str, target: str) -> bool:
