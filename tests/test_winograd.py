@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
-from snnjax import _winograd
+import snnjax as snn
+from snnjax import _winograd, memopt
 from snnjax._conv import conv_general_dilated
 
 NUMBERS = {
@@ -196,3 +198,36 @@ def test_one_operation_at_a_time_and_mapped():
         assert error(conv(x, w), exact) < 1e-6
     mapped = jax.jit(jax.vmap(conv, (0, None)))(x[:, None], w)
     assert error(mapped[:, 0], exact) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [{"batch": 4}, {"batch": 4, "forward_by": "chunks"}, {"time": 2}],
+    ids=["batch", "forward too", "time"],
+)
+def test_in_a_segment_and_in_chunks(cut):
+    """Blocks of other sizes, the same spikes, and the same gradients up to rounding."""
+    net = Wide(nnx.Rngs(0))
+    frames = jax.random.bernoulli(jax.random.key(0), 0.3, (2, 8, 16, 16, 64))
+    plan = memopt.make_plan(net, (snn.models.VGGBlock,), (frames,))
+    planned = memopt.apply_plan(nnx.clone(net), plan.with_chunks("block", **cut))
+
+    def loss(model, frames):
+        spikes = model(frames)
+        return jnp.square(spikes).sum(), spikes
+
+    gradient = nnx.jit(nnx.grad(loss, has_aux=True))
+    (plain, spikes), (found, same) = gradient(net, frames), gradient(planned, frames)
+    np.testing.assert_array_equal(spikes, same)
+    pairs = list(zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True))
+    largest = max(float(jnp.abs(a).max()) for a, _ in pairs)
+    assert largest > 1
+    assert max(float(jnp.abs(a - b).max()) for a, b in pairs) <= 1e-5 * largest
+
+
+class Wide(nnx.Module):
+    def __init__(self, rngs):
+        self.block = snn.models.VGGBlock(64, 128, pool=True, rngs=rngs)
+
+    def __call__(self, frames):
+        return self.block(frames.astype(jnp.float32))
