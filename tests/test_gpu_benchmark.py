@@ -27,14 +27,14 @@ def run(gpu, tmp_path):
 
 
 def test_a_part_that_fails_has_its_error_and_no_figure(gpu, run, monkeypatch):
-    monkeypatch.setattr(gpu, "__file__", str(Path(gpu.__file__).with_name("nowhere")))
+    monkeypatch.setitem(gpu.PARTS, "conditions", "nowhere.py")
     assert "nowhere" in run("conditions", limit=60)["error"]
 
 
 def test_a_part_that_hangs_is_stopped(gpu, run, monkeypatch, tmp_path):
     sleeper = tmp_path / "sleeper.py"
     sleeper.write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(gpu, "__file__", str(sleeper))
+    monkeypatch.setitem(gpu.PARTS, "conditions", str(sleeper))
     assert run("conditions", limit=1)["error"] == "stopped after 1 s"
 
 

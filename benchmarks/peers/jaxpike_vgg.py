@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import jaxpike
 import optax
 import worker
-from gpu import peak_of, sizes
-from workload import RATE, TAU, batch, layout
+from workload import RATE, TAU, batch, layout, peak_of, sizes
 
 WAYS = {
     "unroll": jaxpike.unroll,

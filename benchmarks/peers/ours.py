@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import optax
 import worker
 from flax import nnx
-from gpu import loss, network, peak_of, step
-from workload import RATE, batch
+from our_vgg import network
+from training import loss, step
+from workload import RATE, batch, peak_of
 
 import snnjax as snn
 from snnjax import memopt

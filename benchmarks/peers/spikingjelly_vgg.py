@@ -4,8 +4,8 @@ import os
 
 import torch
 import worker
-from gpu import torch_vgg
 from spikingjelly.activation_based import memopt
+from torch_vgg import Block, torch_vgg
 from workload import RATE, batch
 
 LEVELS = {"base": 0, "level 1": 1}
@@ -16,9 +16,9 @@ def build(options):
     torch.manual_seed(0)
     frames, labels = map(torch.from_numpy, batch(options))
     frames = frames.permute(1, 0, 4, 2, 3).contiguous()
-    net, block = torch_vgg(options)
+    net = torch_vgg(options)
     if level := LEVELS[options.variant]:
-        net = memopt.optimize_memory(net, block, lambda net: net(frames), level=level)
+        net = memopt.optimize_memory(net, Block, lambda net: net(frames), level=level)
     optimizer = torch.optim.SGD(net.parameters(), RATE)
 
     def step():

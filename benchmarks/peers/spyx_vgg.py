@@ -10,8 +10,8 @@ import optax
 import spyx
 import worker
 from flax import nnx
-from gpu import peak_of, sizes, step
-from workload import DROPOUT, RATE, TAU, batch, layout
+from training import step
+from workload import DROPOUT, RATE, TAU, batch, layout, peak_of, sizes
 
 # Without a batch norm, deep layers are silent at a smaller variance than this.
 WIDE = nnx.initializers.variance_scaling(16.0, "fan_in", "normal")

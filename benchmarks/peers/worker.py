@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).parent.parent
-sys.path.append(str(BENCHMARKS))  # for gpu.py: the sizes, and the VGG in torch
+sys.path.append(str(BENCHMARKS))  # for the workload, and the VGG in torch
 
 STEPS = 2
 SLOW = 60.0  # seconds; the first step is then the only one, for time and for memory
