@@ -142,7 +142,7 @@ def line(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--loop-images", type=int, default=16)
+    parser.add_argument("--loop-images", type=int, default=8)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     result = {"conditions": conditions(options), "rows": []}

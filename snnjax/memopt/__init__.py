@@ -25,14 +25,14 @@ from ._grid import Grid as Grid
 from ._measure import MeasureError as MeasureError
 from ._measure import MemoryReport as MemoryReport
 from ._measure import measure as measure
-from ._measure import residual_bytes as residual_bytes
-from ._measure import residual_shapes as residual_shapes
 from ._measure import time_alternating as time_alternating
 from ._optimize import make_plan as make_plan
 from ._optimize import memory_optimization as memory_optimization
 from ._plan import Plan as Plan
 from ._plan import PlannedSegment as PlannedSegment
 from ._plan import Trial as Trial
+from ._residuals import residual_bytes as residual_bytes
+from ._residuals import residual_shapes as residual_shapes
 from ._searching import BudgetError as BudgetError
 from ._segment import gc_segment as gc_segment
 from ._summary import MemOptSummary as MemOptSummary

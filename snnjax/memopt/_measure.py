@@ -1,4 +1,4 @@
-"""Measures a step: the bytes of the compiled program, of its residuals, and its time.
+"""Measures a step: the bytes of the compiled program, and its time.
 
 Nothing of the model's size is allocated and no step is run, but in `time_alternating`.
 
@@ -164,76 +164,6 @@ def _report(
     return report
 
 
-def residual_bytes(fn: Callable[..., Any], *args: Any) -> int:
-    """Bytes that the backward pass of `fn` keeps from its forward pass.
-
-    The sum over `residual_shapes(fn, *args)`. It is exact, takes milliseconds, and sees
-    what is kept, not the temporaries of a compiled program.
-
-    Args:
-        fn: A function, differentiated by the inexact leaves of its first argument.
-        *args: Its arguments, the first an nnx module or a pytree; arrays or
-            `jax.ShapeDtypeStruct`s. They are not changed.
-
-    Returns:
-        Bytes, without those of the first argument itself.
-
-    Raises:
-        TypeError: `fn` cannot be called.
-        ValueError: There is no first argument.
-        MeasureError: `fn` cannot be traced or differentiated.
-    """
-    return sum(_struct_bytes(struct) for struct in residual_shapes(fn, *args))
-
-
-def residual_shapes(
-    fn: Callable[..., Any], *args: Any
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes and dtypes of what `residual_bytes` counts, each residual once.
-
-    The function that `jax.vjp` returns is a pytree of its residuals. A residual that is
-    a leaf of the first argument, passed through unchanged (a weight that the backward
-    pass needs), is no extra memory and is left out; the jaxpr tells, as it is then an
-    input variable. Other arguments, kept as they are, count.
-
-    Args:
-        fn: As for `residual_bytes`.
-        *args: As for `residual_bytes`.
-
-    Returns:
-        The residuals, in no particular order.
-
-    Raises:
-        TypeError: `fn` cannot be called.
-        ValueError: There is no first argument.
-        MeasureError: `fn` cannot be traced or differentiated.
-    """
-    _check_callable(fn)
-    if not args:
-        raise ValueError(
-            "`args` is empty; pass what `fn` is differentiated by, then the rest."
-        )
-    first, unflatten_first = _flatten(args[0])
-    rest, unflatten_rest = _flatten(args[1:])
-    inexact = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact) for leaf in first]
-
-    def residuals(first: list[jax.Array], rest: list[jax.Array]) -> list[jax.Array]:
-        def run(chosen: list[jax.Array]) -> Any:
-            left = iter(chosen)
-            leaves = [next(left) if d else x for d, x in zip(inexact, first)]
-            return fn(unflatten_first(leaves), *unflatten_rest(rest))
-
-        _, vjp = jax.vjp(run, [x for d, x in zip(inexact, first) if d])
-        return jax.tree.leaves(vjp)
-
-    jaxpr = _traced(fn, lambda: jax.make_jaxpr(residuals)(first, rest)).jaxpr
-    own = set(jaxpr.invars[: len(first)])
-    literal = jax.extend.core.Literal  # a scalar of the program, kept by nobody
-    kept = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, literal))
-    avals = [variable.aval for variable in kept if variable not in own]
-    return tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals)
-
-
 def time_alternating(
     thunks: Mapping[str, Callable[[], Any]], repeats: int = 5
 ) -> dict[str, float]:
@@ -272,7 +202,7 @@ def _mib(size: int) -> str:
     return f"{size / _MIB:.{1 if size >= 10 * _MIB else 3}f} MiB"
 
 
-def _check_callable(fn: Any) -> None:
+def check_callable(fn: Any) -> None:
     if not callable(fn):
         raise TypeError(
             f"`fn` is {fn!r}, which cannot be called; pass the step itself, then its "
@@ -281,7 +211,7 @@ def _check_callable(fn: Any) -> None:
 
 
 def _check(fn: Any, donate_argnums: Any, time_limit: float) -> None:
-    _check_callable(fn)
+    check_callable(fn)
     if _is_jitted(fn) and donate_argnums is not None:
         raise ValueError(
             f"`donate_argnums` is {donate_argnums}, but `fn` is jitted already and its "
@@ -314,9 +244,9 @@ def spec_of(device: str | DeviceSpec | None) -> DeviceSpec | None:
 def _trace(fn: Any, args: tuple, donate_argnums: Any) -> jax.stages.Traced:
     if not _is_jitted(fn):
         # nnx.jit alone carries the changes of modules out of the step.
-        jit = nnx.jit if _holds_modules(args) else jax.jit
+        jit = nnx.jit if holds_modules(args) else jax.jit
         fn = jit(_plain(fn), donate_argnums=donate_argnums)
-    traced = _traced(fn, lambda: fn.trace(*args))
+    traced = traced_or_error(fn, lambda: fn.trace(*args))
     return traced if isinstance(traced, jax.stages.Traced) else traced.traced
 
 
@@ -328,14 +258,14 @@ def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _holds_modules(tree: Any) -> bool:
+def holds_modules(tree: Any) -> bool:
     def is_object(node: Any) -> bool:
         return isinstance(node, nnx.Pytree | nnx.Variable)
 
     return any(map(is_object, jax.tree.leaves(tree, is_leaf=is_object)))
 
 
-def _traced(fn: Any, trace: Callable[[], Any]) -> Any:
+def traced_or_error(fn: Any, trace: Callable[[], Any]) -> Any:
     try:
         return trace()
     except Exception as error:
@@ -352,17 +282,17 @@ def _name(fn: Any) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def _struct_bytes(struct: Any) -> int:
+def struct_bytes(struct: Any) -> int:
     if jax.numpy.issubdtype(struct.dtype, jax.dtypes.prng_key):
         key = jax.ShapeDtypeStruct(struct.shape, struct.dtype)
-        return _struct_bytes(jax.eval_shape(jax.random.key_data, key))
+        return struct_bytes(jax.eval_shape(jax.random.key_data, key))
     if struct.dtype == jax.dtypes.float0:
         return 0
     return math.prod(struct.shape) * struct.dtype.itemsize
 
 
 def _warn_of_constants(traced: jax.stages.Traced) -> None:
-    size = sum(_struct_bytes(const) for const in traced.jaxpr.consts)
+    size = sum(struct_bytes(const) for const in traced.jaxpr.consts)
     if size >= _MIB:
         warnings.warn(
             f"the step closes over {_mib(size)} of arrays, which are constants of the "
@@ -372,30 +302,10 @@ def _warn_of_constants(traced: jax.stages.Traced) -> None:
 
 
 def _check_figures(report: MemoryReport, traced: jax.stages.Traced) -> None:
-    outputs = sum(_struct_bytes(aval) for aval in jax.tree.leaves(traced.out_info))
+    outputs = sum(struct_bytes(aval) for aval in jax.tree.leaves(traced.out_info))
     if outputs and not report.output_bytes:
         raise MeasureError(
             f"The {report.device} backend reports 0 bytes for a step that returns "
             f"{outputs}: it has no memory figures. Measure for a GPU by name, for "
             'example `device="h200"`, or on the CPU.'
         )
-
-
-def _flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    # Rebuilt from leaves, a module has Variables of the trace it is rebuilt in; its
-    # changes stay there.
-    graph = None
-    if _holds_modules(tree):
-        graph, tree = nnx.split(tree)
-    leaves, treedef = jax.tree.flatten(tree)
-
-    def unflatten(leaves: list[Any]) -> Any:
-        tree = jax.tree.unflatten(treedef, leaves)
-        return tree if graph is None else nnx.merge(graph, tree)
-
-    structs = [jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves]
-    return structs, unflatten
-
-
-def _dtype(leaf: Any) -> Any:
-    return jax.numpy.result_type(leaf)  # as jax will take it: int64 comes as int32

@@ -15,9 +15,10 @@ from flax import nnx
 from .._step import Loss, make_step
 from ._apply import apply_plan
 from ._devices import DeviceSpec
-from ._measure import MemoryReport, prepare, residual_bytes, time_alternating
+from ._measure import MemoryReport, prepare, time_alternating
 from ._model import abstract, shape_of
 from ._plan import Plan
+from ._residuals import residual_bytes
 from ._work import size
 
 _PACKAGES = ("jax", "jaxlib", "flax")

@@ -9,9 +9,9 @@ from flax import nnx
 
 from ._apply import compressor_of
 from ._cost import Costs
-from ._measure import residual_bytes
 from ._model import modules_at, shape_of
 from ._plan import PlannedSegment
+from ._residuals import residual_bytes
 from ._survey import Seen, survey
 from ._table import PLAIN, SPLIT, Choice, Choices, Row, Table
 from ._work import operations
