@@ -39,13 +39,24 @@ from ._jaxpr import (
     body_of,
     carry_and_sliced,
     derivative,
-    evaluate,
     is_float,
     is_literal,
 )
-from ._layout import NAMES, TIME, Chunks, Layout, Piece, over
+from ._layout import NAMES, TIME, Chunks, Layout, Piece
 from ._same import Twins, check_consts, check_params
-from ._value import Value, is_linear, is_uniform, literal, stays_zero
+from ._time_loop import in_order, mark_of, run_loop, states_of
+from ._units import UNITS
+from ._value import (
+    Value,
+    bind,
+    bind_full,
+    bind_shared,
+    is_linear,
+    is_uniform,
+    layouts_of,
+    literal,
+    stays_zero,
+)
 
 
 @dataclasses.dataclass
@@ -122,9 +133,9 @@ class Run:
 
     def _any(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
         cut = any(v.layout is not None for v in values)
-        if _mark(eqns[0]) is None and eqns[0].primitive.name in CALLS:
+        if mark_of(eqns[0]) is None and eqns[0].primitive.name in CALLS:
             return self.run([body_of(e) for e in eqns], values)
-        if _mark(eqns[0]) == _marks.TRUSTED:
+        if mark_of(eqns[0]) == _marks.TRUSTED:
             return self._trusted(eqns, values)
         if eqns[0].primitive.name == "optimization_barrier":
             return values
@@ -150,7 +161,7 @@ class Run:
     ) -> list[Value]:
         if cut:
             raise Mixes("it reads the state after the last of them beside them")
-        return [Value(after=True, full=full) for full in _bind_full(eqns[0], values)]
+        return [Value(after=True, full=full) for full in bind_full(eqns[0], values)]
 
     def _whole(self, eqns: tuple[Any, ...], values: list[Value]) -> list[Value]:
         depth = max((v.depth for v in values), default=0)
@@ -159,8 +170,8 @@ class Run:
         uniform = [sized and is_uniform(eqns[0], values) for sized in sizes]
         pieces: list[Any] = [None] * len(uniform)
         if any(uniform) and self.piece is not None:
-            pieces = _bind(self._own(eqns), [_own_value(v) for v in values])
-        fulls = _bind_full(eqns[0], values)
+            pieces = bind(self._own(eqns), [_own_value(v) for v in values])
+        fulls = bind_full(eqns[0], values)
         self._check_whole(eqns, values, uniform)
         zero = stays_zero(eqns[0], values)
         return [
@@ -181,7 +192,7 @@ class Run:
         """What is evaluated as the chunk has it has to be the same as the whole's."""
         if self.sealed or any(uniform):
             check_params(eqns)
-        if eqns[0].primitive.name in _UNITS and (self.sealed or _has_rule(eqns[0])):
+        if _is_unit(eqns[0]) and (self.sealed or _has_rule(eqns[0])):
             self._effect(eqns, values)
         if not self.sealed:
             return
@@ -208,12 +219,12 @@ class Run:
         if happens.total and self.sealed:
             raise Mixes("it sums over them inside a loop or a rule of its own")
         operands = [self._given(v, p) for v, p in zip(values, happens.operands)]
-        pieces = _bind(self._own(eqns), operands)
-        fulls = _bind_full(eqns[0], values)
+        pieces = bind(self._own(eqns), operands)
+        fulls = bind_full(eqns[0], values)
         depth = max(v.depth for v in values)
         known = self.totals is not None and pieces[0] is None
         if known and None in happens.results and not happens.total:
-            pieces = _bind_shared(eqns[1], values, happens.operands)
+            pieces = bind_shared(eqns[1], values, happens.operands)
         if happens.total:
             self.shapes.append(abstract(eqns[0].outvars[0]))
             return [self._total(depth + 1, fulls[0], pieces[0])]
@@ -264,16 +275,17 @@ class Run:
 
     def _effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
         layouts = [v.layout for v in values]
-        name, mark = eqns[0].primitive.name, _mark(eqns[0])
+        name, mark = eqns[0].primitive.name, mark_of(eqns[0])
         if mark == _marks.ELEMENTWISE:
             return elementwise(eqns[0], layouts)
         if mark in _LOOPS and layouts[-1] and layouts[-1].axis > 0:
             return marked_causal(eqns[0], layouts)
-        inner = _UNITS.get(name)
-        if inner is not None:
-            bare = [self._as_unit(eqns, i, v) for i, v in enumerate(values)]
-            return inner(self, eqns, bare)
-        return effect(eqns[0], layouts)
+        if not _is_unit(eqns[0]):
+            return effect(eqns[0], layouts)
+        bare = [self._as_unit(eqns, i, v) for i, v in enumerate(values)]
+        if name in _RULES:
+            return self._rule_effect(eqns, bare)
+        return UNITS[name](self._inside, eqns, bare)
 
     def _as_unit(self, eqns: tuple[Any, ...], index: int, value: Value) -> Value:
         """An operand of a unit, which is given whole or as a chunk from the start."""
@@ -294,7 +306,7 @@ class Run:
         results = self._inside([body_of(e) for e in eqns], values)
         if not self.trust:
             self._check_derivative(eqns, values, results)
-        return Effect(_layouts(values), _layouts(results))
+        return Effect(layouts_of(values), layouts_of(results))
 
     def _check_derivative(
         self, eqns: tuple[Any, ...], values: list[Value], results: list[Value]
@@ -310,56 +322,6 @@ class Run:
             if not (cotangent.zero or same and (value.layout or cotangent.additive)):
                 raise Mixes("a derivative of its own does not keep them apart")
 
-    def _cond_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
-        if values[0].layout is not None:
-            raise Mixes("a branch is chosen by them")
-        results = []
-        for branches in zip(*(e.params["branches"] for e in eqns)):
-            results.append(_layouts(self._inside(branches, values[1:])))
-        layouts = [_agreed(found) for found in zip(*results)]
-        return Effect(_layouts(values), layouts)
-
-    def _while_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
-        first, second = (eqns[0].params[k] for k in ("cond_nconsts", "body_nconsts"))
-        tests, consts = values[:first], values[first : first + second]
-        bodies = [e.params["body_jaxpr"] for e in eqns]
-        carry = self._settle(values[first + second :], bodies, consts, [])[0]
-        conditions = [e.params["cond_jaxpr"] for e in eqns]
-        (goes_on,) = self._inside(conditions, [*tests, *carry])
-        if goes_on.layout is not None:
-            raise Mixes("a loop goes on as they say")
-        operands = [*tests, *consts, *carry]
-        return Effect(_layouts(operands), _layouts(carry))
-
-    def _scan_effect(self, eqns: tuple[Any, ...], values: list[Value]) -> Effect:
-        consts, carry, sliced = carry_and_sliced(eqns[0], values)
-        if any(v.layout and v.layout.axis == 0 for v in sliced):
-            raise Mixes("a loop runs over them")
-        steps = [_moved(v, -1) for v in sliced]
-        bodies = [e.params["jaxpr"] for e in eqns]
-        carry, results = self._settle(carry, bodies, consts, steps)
-        stacked = [_moved(v, 1) for v in results[len(carry) :]]
-        operands = [*consts, *carry, *sliced]
-        return Effect(_layouts(operands), _layouts([*carry, *stacked]))
-
-    def _settle(
-        self,
-        carry: list[Value],
-        bodies: list[Any],
-        consts: list[Value],
-        steps: list[Value],
-    ) -> tuple[list[Value], list[Value]]:
-        """What a loop carries, cut wherever its body makes it so."""
-        while True:
-            results = self._inside(bodies, [*consts, *carry, *steps])
-            after = [_agreed([a.layout, b.layout]) for a, b in zip(carry, results)]
-            if after == _layouts(carry):
-                return carry, results
-            carry = [
-                Value(layout=layout) if layout else old
-                for layout, old in zip(after, carry)
-            ]
-
     # --- loops over the cut axis itself -----------------------------------------------
 
     def _causal_operands(
@@ -369,7 +331,7 @@ class Run:
         if self.chunks.axis != TIME:
             return None
         place = Layout(0, self.chunks.length)
-        if _mark(eqn) == _marks.CAUSAL:
+        if mark_of(eqn) == _marks.CAUSAL:
             last = len(values) - 1
             found = slice(last - 1, last), [last]
         elif eqn.primitive.name == "scan":
@@ -408,14 +370,15 @@ class Run:
         operands = [self._given(v, p) for v, p in zip(values, where)]
         operands[carried] = carry or [None] * len(values[carried])
         n = len(operands[carried])
-        after, pieces = _states(eqns[0], n, _bind(self._own(eqns), operands))
+        after, pieces = states_of(eqns[0], n, bind(self._own(eqns), operands))
         self.states += [abstract(v) for v in eqns[0].invars[carried]]
         inits = [v.full for v in values[carried]]
         self.inits.append(inits)
         self.nexts.append(after)
         last, fulls = [None] * n, [None] * len(pieces)
         if all(v.full is not None for v in values):
-            last, fulls = self._loop(eqns, values, carried, where)
+            last, fulls, starts = run_loop(self.chunks, eqns, values, carried, where)
+            self.starts.append(starts)
             self.ends.append(last)
         if self.lasts is not None:
             last = self.lasts[number]
@@ -425,7 +388,7 @@ class Run:
             Value(layout=place, depth=depth, full=f, piece=p)
             for f, p in zip(fulls, pieces)
         ]
-        return _in_order(eqns[0], states, results)
+        return in_order(eqns[0], states, results)
 
     def _check_body(
         self, eqns: tuple[Any, ...], values: list[Value], carried: slice
@@ -434,56 +397,14 @@ class Run:
         for shapes in zip(*(map(_shape, e.invars[: carried.stop]) for e in eqns)):
             if len(set(shapes)) != 1:
                 raise Mixes("every step of a loop over them reads several of them")
-        if _mark(eqns[0]) is None:
+        if mark_of(eqns[0]) is None:
             check_params(eqns, but=("length",))
             bodies = [e.params["jaxpr"] for e in eqns]
             self._inside(bodies, [Value()] * len(values))
 
-    def _loop(
-        self,
-        eqns: tuple[Any, ...],
-        values: list[Value],
-        carried: slice,
-        where: list[Layout | None],
-    ) -> tuple[list[Any], list[Any]]:
-        """The loop over all time, a chunk at a time: its last states and its results.
-
-        The states before each chunk are kept in `starts`.
-        """
-        whole = [jnp.asarray(v.full) for v in values]
-        place, inits = Layout(0, self.chunks.length), whole[carried]
-        n = len(inits)
-        starts = [self.chunks.stack(a) for a in inits]
-        shapes = _states(eqns[0], n, [v.aval for v in eqns[0].outvars])[1]
-        tie = next(a for a, p in zip(whole, where) if p is not None)
-        outs = [self.chunks.buffer(s, place, tie) for s in shapes]
-
-        def step(piece: Piece, state: Any) -> Any:
-            carry, starts, outs = state
-            starts = piece.store(starts, carry)
-            operands = [
-                a if p is None else piece.cut(a, p) for a, p in zip(whole, where)
-            ]
-            operands[carried] = carry
-            eqn = eqns[2 if piece.index is None else 1]
-            carry, parts = _states(eqn, n, _bind(eqn, operands))
-            outs = [piece.paste(a, part) for a, part in zip(outs, parts)]
-            return carry, starts, outs
-
-        last, starts, outs = over(self.chunks, step, (inits, starts, outs))
-        self.starts.append(starts)
-        return last, [a.reshape(s.shape) for a, s in zip(outs, shapes)]
-
 
 _LOOPS = (_marks.CAUSAL, _marks.FROM_REST)
-_UNITS = {
-    "cond": Run._cond_effect,
-    "while": Run._while_effect,
-    "scan": Run._scan_effect,
-    "custom_jvp_call": Run._rule_effect,
-    "custom_vjp_call": Run._rule_effect,
-    "custom_vjp_call_jaxpr": Run._rule_effect,
-}
+_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def refusal(reason: Mixes, chunks: Chunks) -> str:
@@ -497,62 +418,21 @@ def _where(eqn: Any) -> str:
     return f" at `{eqn.primitive.name}`" + (f" in {scope}" if scope else "")
 
 
+def _is_unit(eqn: Any) -> bool:
+    return eqn.primitive.name in (*UNITS, *_RULES)
+
+
 def _has_rule(eqn: Any) -> bool:
     """Whether its derivative may be anything."""
     return eqn.primitive.name.startswith("custom_vjp")
-
-
-def _mark(eqn: Any) -> str | None:
-    name = eqn.params.get("name")
-    return name if name in _marks.ALL else None
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-def _layouts(values: Sequence[Value]) -> list[Layout | None]:
-    return [v.layout for v in values]
-
-
-def _agreed(layouts: Sequence[Layout | None]) -> Layout | None:
-    found = {layout for layout in layouts if layout is not None}
-    if len(found) > 1:
-        raise Mixes("they end up on different axes")
-    return found.pop() if found else None
-
-
-def _moved(value: Value, by: int) -> Value:
-    if value.layout is None:
-        return value
-    return dataclasses.replace(value, layout=value.layout.at(value.layout.axis + by))
-
-
 def _own_value(value: Value) -> Any:
     return value.piece if value.uniform else value.full
-
-
-def _bind(eqn: Any, operands: list[Any]) -> list[Any]:
-    """The results of an equation; None each, unless all operands are known."""
-    if any(a is None for a in operands):
-        return [None] * len(eqn.outvars)
-    return evaluate(eqn, operands)
-
-
-def _bind_shared(eqn: Any, values: list[Value], places: Layouts) -> list[Any]:
-    """The results that are the same for all chunks, where no chunk is at hand.
-
-    They do not depend on what is cut, so anything will do in its place.
-    """
-    operands = [
-        jnp.zeros(atom.aval.shape, atom.aval.dtype) if place or v.uniform else v.full
-        for v, place, atom in zip(values, places, eqn.invars)
-    ]
-    return _bind(eqn, operands)
-
-
-def _bind_full(eqn: Any, values: list[Value]) -> list[Any]:
-    return _bind(eqn, [v.full for v in values])
 
 
 def _result(
@@ -569,19 +449,6 @@ def _result(
     if shapes[0] != shapes[1]:
         return Value(uniform=True, depth=depth, full=full, piece=piece)
     return Value(depth=depth, full=piece if full is None else full)
-
-
-def _states(eqn: Any, n: int, results: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The last states and the stacked results of a loop; its carry comes first."""
-    if _mark(eqn) == _marks.CAUSAL:
-        return list(results[1:]), list(results[:1])
-    return list(results[:n]), list(results[n:])
-
-
-def _in_order(eqn: Any, states: list[Value], results: list[Value]) -> list[Value]:
-    if _mark(eqn) == _marks.CAUSAL:
-        return [*results, *states]
-    return [*states, *results]
 
 
 def inputs_of(arrays: Sequence[Any], layouts: Layouts, cut: bool) -> list[Value]:

@@ -6,12 +6,14 @@ derivative, a value may be a sum over chunks of cotangents, or zero.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ._axis_rules import ELEMENTWISE
+from ._axis_rules import ELEMENTWISE, Layouts, Mixes
+from ._jaxpr import evaluate
 from ._layout import Layout
 
 
@@ -95,3 +97,49 @@ def is_linear(eqn: Any, values: list[Value]) -> bool:
     rest = values[1:] if name == "select_n" else values
     linear = name in _SUMS or (name == "select_n" and not values[0].additive)
     return linear and all(v.additive or v.zero for v in rest)
+
+
+# --- where values are cut ------------------------------------------------------------
+
+
+def layouts_of(values: Sequence[Value]) -> list[Layout | None]:
+    return [v.layout for v in values]
+
+
+def agreed(layouts: Sequence[Layout | None]) -> Layout | None:
+    found = {layout for layout in layouts if layout is not None}
+    if len(found) > 1:
+        raise Mixes("they end up on different axes")
+    return found.pop() if found else None
+
+
+def moved(value: Value, by: int) -> Value:
+    if value.layout is None:
+        return value
+    return dataclasses.replace(value, layout=value.layout.at(value.layout.axis + by))
+
+
+# --- equations on them ---------------------------------------------------------------
+
+
+def bind(eqn: Any, operands: list[Any]) -> list[Any]:
+    """The results of an equation; None each, unless all operands are known."""
+    if any(a is None for a in operands):
+        return [None] * len(eqn.outvars)
+    return evaluate(eqn, operands)
+
+
+def bind_shared(eqn: Any, values: list[Value], places: Layouts) -> list[Any]:
+    """The results that are the same for all chunks, where no chunk is at hand.
+
+    They do not depend on what is cut, so anything will do in its place.
+    """
+    operands = [
+        jnp.zeros(atom.aval.shape, atom.aval.dtype) if place or v.uniform else v.full
+        for v, place, atom in zip(values, places, eqn.invars)
+    ]
+    return bind(eqn, operands)
+
+
+def bind_full(eqn: Any, values: list[Value]) -> list[Any]:
+    return bind(eqn, [v.full for v in values])
