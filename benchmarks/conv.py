@@ -13,14 +13,12 @@ scan's temporary bytes include its slices of the inputs, and its parts are small
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
+from conditions import conditions
 from jax import lax
 
 from snnjax._conv import conv_general_dilated
@@ -110,29 +108,6 @@ def measure(shape, features, repeats, loop_images):
             }
 
 
-def cpu_model():
-    """Name the CPU."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor()
-
-
-def conditions(options):
-    """Say what the numbers were measured under."""
-    return {
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "load_at_start": os.getloadavg()[0],
-        "dtype": jnp.float32.dtype.name,
-        "kernel": [3, 3],
-        "shapes": SHAPES,
-        **{key: v for key, v in vars(options).items() if key != "out"},
-    }
-
-
 def line(row):
     """Format one row of the table."""
     names = "{shape!s:26s} {gradient:8s} {form:5s} {where:8s}".format_map(row)
@@ -145,7 +120,9 @@ def main():
     parser.add_argument("--loop-images", type=int, default=8)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    result = {"conditions": conditions(options), "rows": []}
+    settings = {key: v for key, v in vars(options).items() if key != "out"}
+    what = {"dtype": "float32", "kernel": [3, 3], "shapes": SHAPES}
+    result = {"conditions": conditions(**what, **settings), "rows": []}
     print(f"{'shape':26s} gradient form  where    GFLOP/s  temp MiB")
     for shape, features in SHAPES:
         for row in measure(shape, features, options.repeats, options.loop_images):

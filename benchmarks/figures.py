@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 from flax import nnx
-from memory import OPTIMIZER, RESULTS, batch, loss, plan_for, step, vgg, vgg_plans
+from memory import OPTIMIZER, RESULTS, batch, plan_for, report, vgg, vgg_plans
 from networks import bytes_of
+from training import loss
 
 import snnjax as snn
 from snnjax import memopt, plot
@@ -95,15 +96,7 @@ def scoped():
 
 
 def timeline(plan):
-    net = planned(scoped, plan)
-    optimizer = nnx.eval_shape(
-        lambda m: nnx.Optimizer(m, OPTIMIZER, wrt=nnx.Param), net
-    )
-    jitted = nnx.jit(step, donate_argnums=(0, 1))
-    report = memopt.measure(
-        jitted, net, optimizer, *batch(), device=DEVICE, timeline=True
-    )
-    return report.timeline
+    return report(scoped, plan, batch(), DEVICE, timeline=True).timeline
 
 
 def program():

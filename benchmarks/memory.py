@@ -15,8 +15,6 @@ of them by turns in this process and gives the medians of the paired ratios.
 
 import argparse
 import json
-import os
-import platform
 import re
 import statistics
 import time
@@ -25,9 +23,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
+from conditions import conditions
 from flax import nnx
 from rich.console import Console
 from rich.table import Table
+from training import loss, step
 
 import snnjax as snn
 from snnjax import memopt
@@ -36,17 +36,7 @@ MIB = 2**20
 TIME, BATCH, SIDE = 10, 8, 48
 OPTIMIZER = optax.sgd(0.01)
 RESULTS = Path(__file__).parent / "results"
-
-
-def loss(model, frames, labels):
-    rate = model(frames).mean(0)
-    return optax.softmax_cross_entropy_with_integer_labels(rate, labels).mean()
-
-
-def step(model, optimizer, frames, labels):
-    value, gradients = nnx.value_and_grad(loss)(model, frames, labels)
-    optimizer.update(model, gradients)
-    return value
+STEP = f"VGG, T={TIME}, N={BATCH}, {SIDE}x{SIDE}, sgd, donated, float32"
 
 
 class Chain(nnx.Module):
@@ -127,7 +117,8 @@ def long_plans(plan):
     }
 
 
-def peak(make, plan, example, device):
+def report(make, plan, example, device, **settings):
+    """Memory of the compiled, donated step under a plan, or of plain's."""
     net = nnx.eval_shape(make)
     if plan is not None:
         net = memopt.apply_plan(net, plan)
@@ -135,7 +126,11 @@ def peak(make, plan, example, device):
         lambda m: nnx.Optimizer(m, OPTIMIZER, wrt=nnx.Param), net
     )
     jitted = nnx.jit(step, donate_argnums=(0, 1))
-    return memopt.measure(jitted, net, optimizer, *example, device=device).peak_bytes
+    return memopt.measure(jitted, net, optimizer, *example, device=device, **settings)
+
+
+def peak(make, plan, example, device):
+    return report(make, plan, example, device).peak_bytes
 
 
 def peaks(make, plans, example, devices):
@@ -214,16 +209,6 @@ def alternating(thunks, repeats):
     }
 
 
-def conditions():
-    return {
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg(),
-        "step": f"VGG, T={TIME}, N={BATCH}, {SIDE}x{SIDE}, sgd, donated, float32",
-    }
-
-
 def table_of(title, rows):
     table = Table(title=title)
     for i, name in enumerate(("device", *next(iter(rows.values())))):
@@ -260,7 +245,7 @@ def main():
     plan = plan_for(vgg, batch())
     long, example = lambda: Long(nnx.Rngs(0)), batch(256, 1, 32)
     result = {
-        "conditions": conditions(),
+        "conditions": conditions(step=STEP),
         "vgg": peaks(vgg, vgg_plans(plan), batch(), devices),
         "vgg_residual": {
             "plain": plan.plain_residual_bytes,

@@ -21,10 +21,12 @@ os.environ["SNNJAX_CACHE_DIR"] = ""
 import jax
 import jax.numpy as jnp
 import optax
+from conditions import conditions
 from flax import nnx
-from memory import MIB, RESULTS, conditions, loss
+from memory import MIB, RESULTS
 from rich.console import Console
 from rich.table import Table
+from training import loss
 
 import snnjax as snn
 from snnjax import memopt
@@ -108,8 +110,8 @@ def main():
     for name in [arguments.only] if arguments.only else NETWORKS:
         networks[name] = run(name, arguments.device, arguments.profile)
         print(name, networks[name], flush=True)
-    result = conditions() | {
-        "step": f"T={TIME}, N={BATCH}, {SIDE}x{SIDE}, donated, float32",
+    what = f"T={TIME}, N={BATCH}, {SIDE}x{SIDE}, donated, float32"
+    result = conditions(step=what) | {
         "device": arguments.device,
         "profile": arguments.profile,
         "networks": networks,

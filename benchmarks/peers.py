@@ -33,6 +33,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from conditions import cpu
 from peers_processes import ROOT, Session, Worker, python_of, versions
 from peers_report import BASE, PLAIN, by_name, claims, seconds_over, show
 
@@ -268,12 +269,6 @@ def installed(options: argparse.Namespace, library: str) -> Row:
         return versions(interpreter(options, library), packages)
     except RuntimeError as failed:
         return {"error": str(failed)}
-
-
-def cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.machine()
 
 
 # --- starting -------------------------------------------------------------------------

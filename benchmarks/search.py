@@ -19,10 +19,12 @@ os.environ["SNNJAX_CACHE_DIR"] = ""
 import jax
 import jax.numpy as jnp
 import optax
+from conditions import conditions
 from flax import nnx
-from memory import MIB, OPTIMIZER, RESULTS, batch, conditions, loss, vgg
+from memory import MIB, OPTIMIZER, RESULTS, STEP, batch, vgg
 from rich.console import Console
 from rich.table import Table
+from training import loss
 
 import snnjax as snn
 from snnjax import memopt
@@ -39,35 +41,16 @@ SEARCHES = {
     "600 MiB": {"budget": "600MiB"},
     "1.2x": {"max_slowdown": 1.2},
 }
-
-
-class SEWBlock(nnx.Module):
-    """Two convolutions with batch norm and IF; the input is added to the spikes."""
-
-    def __init__(self, features: int, rngs: nnx.Rngs):
-        def half():
-            return snn.layer.Sequential(
-                snn.layer.Conv(features, features, 3, use_bias=False, rngs=rngs),
-                snn.layer.BatchNorm(features, rngs=rngs),
-                snn.neuron.IF(),
-            )
-
-        self.first, self.second = half(), half()
-
-    def __call__(self, x):
-        return self.second(self.first(x)) + x
+STEPS = f"{STEP}; 24 blocks: SEW, T=4, N=16, 48x48, adam"
 
 
 class SEWNet(nnx.Module):
     """A convolution, 24 blocks with a pool after each six, and a linear readout."""
 
     def __init__(self, rngs: nnx.Rngs):
-        self.stem = snn.layer.Sequential(
-            snn.layer.Conv(2, 32, 3, use_bias=False, rngs=rngs),
-            snn.layer.BatchNorm(32, rngs=rngs),
-            snn.neuron.IF(),
-        )
-        self.blocks = nnx.List([SEWBlock(32, rngs) for _ in range(24)])
+        block = snn.models.SEWBlock
+        self.stem = snn.layer.ConvBlock(2, 32, neuron=snn.neuron.IF, rngs=rngs)
+        self.blocks = nnx.List([block(32, 32, rngs=rngs) for _ in range(24)])
         self.pool = snn.layer.MaxPool(2)
         self.head = snn.layer.Linear(32, 10, rngs=rngs)
 
@@ -85,6 +68,7 @@ def run(net, blocks, example, optimizer, device, **settings):
         net, blocks, example, loss=loss, optimizer=optimizer, device=device, **settings
     )
     seconds = time.perf_counter() - start
+    # Level 1 has no trials; plain and planned are compiled.
     compiled = sum(trial.measured for trial in plan.trials) or 2
     return {
         "seconds": seconds,
@@ -139,10 +123,11 @@ def main():
         frames = jax.ShapeDtypeStruct((4, 16, 48, 48, 2), jnp.float32)
         example = frames, jax.ShapeDtypeStruct((16,), jnp.int32)
         adam = optax.adam(1e-3)
+        blocks = (snn.models.SEWBlock,)
         searches["24 blocks"] = run(
-            deep, (SEWBlock,), example, adam, arguments.device, profile="balanced"
+            deep, blocks, example, adam, arguments.device, profile="balanced"
         )
-    result = conditions() | {"device": arguments.device, "searches": searches}
+    result = conditions(step=STEPS) | {"device": arguments.device, "searches": searches}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     show(result)

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from conditions import conditions
 from flax import nnx
-from memory import MIB, OPTIMIZER, RESULTS, batch, conditions, loss, step, vgg
+from memory import MIB, OPTIMIZER, RESULTS, SIDE, TIME, batch, vgg
 from rich.console import Console
 from rich.table import Table
 from search import run
+from training import loss, step
 
 import snnjax as snn
 from snnjax import memopt
@@ -138,7 +140,8 @@ def main():
     for name, case in cases.items():
         found[name] = row(case, arguments.device)
         print(name, found[name], flush=True)
-    result = conditions() | {"device": arguments.device, "cases": found}
+    what = f"VGG, T={TIME}, N of each case, {SIDE}x{SIDE}, sgd, donated, float32"
+    result = conditions(step=what) | {"device": arguments.device, "cases": found}
     if arguments.measure:
         result["measured_ms"] = measured(cases, arguments.measure)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -45,13 +45,7 @@ def load(args: argparse.Namespace) -> tuple[snn.data.Samples, snn.data.Samples]:
 
 
 def synthetic(samples: int) -> snn.data.Samples:
-    rng = np.random.default_rng(0)
-    fields = [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")]
-    events = np.zeros((samples, 20_000), fields)
-    for field, end in (("t", 6 * 10**6), ("x", 128), ("y", 128), ("p", 2)):
-        events[field] = rng.integers(0, end, events.shape)
-    labels = rng.integers(0, 11, samples)
-    return snn.data.from_arrays(events, labels, size=(128, 128, 2))
+    return workload.random_events(samples, count=20_000, span=6 * 10**6, classes=11)
 
 
 def arguments() -> argparse.Namespace:

@@ -48,7 +48,7 @@ def load(args: argparse.Namespace) -> tuple[snn.data.Samples, snn.data.Samples]:
     parts = args.data / "train", args.data / "val"
     try:
         training, test = (snn.data.image_folder(p, size=args.size) for p in parts)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ImportError) as error:
         sys.exit(str(error))
     return training, test
 

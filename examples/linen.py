@@ -103,7 +103,9 @@ def main() -> None:
     epochs = 1 if args.synthetic else args.epochs
     settings = {"shuffle": True, "epochs": epochs, "augment": [snn.data.Shift(1)]}
 
-    tx = optax.adam(optax.cosine_decay_schedule(3e-3, epochs * len(training) // BATCH))
+    tx = optax.adam(
+        optax.cosine_decay_schedule(3e-3, epochs * (len(training) // BATCH))
+    )
     losses = {}
     for name, segmented in (("plain", False), ("checkpointed", True)):
         variables, readout = init(jax.random.key(0), jnp.zeros((STEPS, BATCH, 8, 8, 1)))

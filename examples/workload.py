@@ -49,6 +49,19 @@ def length(
     return args.steps, test.take(np.arange(min(len(test), args.steps * args.batch)))
 
 
+def random_events(
+    samples: int, *, count: int, span: int, classes: int
+) -> snn.data.Samples:
+    """Recordings of a DVS128: `count` events each, in `span` microseconds."""
+    rng = np.random.default_rng(0)
+    fields = [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")]
+    events = np.zeros((samples, count), fields)
+    for field, end in (("t", span), ("x", 128), ("y", 128), ("p", 2)):
+        events[field] = rng.integers(0, end, events.shape)
+    labels = rng.integers(0, classes, samples)
+    return snn.data.from_arrays(events, labels, size=(128, 128, 2))
+
+
 def make_plan(
     net: nnx.Module,
     targets: Any,

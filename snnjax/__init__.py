@@ -9,6 +9,7 @@ from . import loss as loss
 from . import memopt as memopt
 from . import models as models
 from . import neuron as neuron
+from . import plot as plot
 from . import surrogate as surrogate
 from . import train as train
 

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from . import _winograd, kernels
-from ._marks import ELEMENTWISE, TRUSTED, marked
+from ._marks import TRUSTED, marked
 from ._shards import alike, batch_shards
 
 # Measured on two cores: longer products hardly gain and take more scratch.
@@ -102,51 +102,6 @@ def conv_general_dilated(
     )
 
 
-def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
-    """`y + bias`, written over `y` on CPU.
-
-    XLA:CPU fuses a plain addition into everything that reads the sum, which keeps `y`
-    alive beside the sum: one activation a layer, 280 MiB of the tutorial's VGG. It
-    cannot copy a loop. The loop is as fast as the addition.
-
-    Args:
-        y: `[time, ..., features]`.
-        bias: `[features]`.
-    """
-    return _trusted_add(y, bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,)))
-
-
-@jax.custom_jvp
-def _add(y: jax.Array, bias: jax.Array) -> jax.Array:
-    return _in_place_add(y, bias)
-
-
-@_add.defjvp
-def _add_jvp(primals, tangents):
-    (y, bias), (dy, dbias) = primals, tangents
-    # Transposed, a barrier before the bias sums its cotangent up: XLA:GPU would fuse
-    # that sum with whatever makes the cotangent, which then cannot be written over what
-    # it is made of. One activation at the peak: 90 MiB of the tutorial's VGG.
-    return _add(y, bias), lax.optimization_barrier(dy + dbias)
-
-
-@marked(TRUSTED)
-def _trusted_add(y: jax.Array, bias: jax.Array) -> jax.Array:
-    return _add(y, bias)
-
-
-@marked(ELEMENTWISE)
-def _in_place_add(y: jax.Array, bias: jax.Array) -> jax.Array:
-    def in_place(y: jax.Array, bias: jax.Array) -> jax.Array:
-        def step(t: jax.Array, y: jax.Array) -> jax.Array:
-            row = lax.dynamic_slice_in_dim(y, t, 1) + bias
-            return lax.dynamic_update_slice_in_dim(y, row, t, 0)
-
-        return lax.fori_loop(0, y.shape[0], step, y)
-
-    return lax.platform_dependent(y, bias, cpu=in_place, default=jnp.add)
-
-
 def _channels_last(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> bool:
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     return numbers == _numbers(lhs.ndim)
@@ -220,6 +175,12 @@ def _batched(args: Sequence[jax.Array], dims: Sequence[Any], **params: Any) -> A
     return jax.vmap(ft.partial(_LAX.bind, **params), in_axes=tuple(dims))(*args), 0
 
 
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    """Of a gradient that is differentiated again: by XLA's own."""
+    tangents = tuple(ad.instantiate_zeros(t) for t in tangents)
+    return jax.jvp(ft.partial(_LAX.bind, **params), tuple(primals), tangents)
+
+
 def _on_cpu(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     padding, precision = params["padding"], params["precision"]
     strided = max(params["window_strides"]) > 1
@@ -236,6 +197,7 @@ def _lower_on_cpu(ctx: Any, *args: Any, **params: Any) -> Any:
     return mlir.lower_fun(f, multiple_results=False)(ctx, *args, **params)
 
 
+ad.primitive_jvps[_conv_p] = _jvp
 batching.primitive_batchers[_conv_p] = _batched
 mlir.register_lowering(_conv_p, mlir.lower_fun(_LAX.bind, multiple_results=False))
 mlir.register_lowering(_conv_p, _lower_on_cpu, platform="cpu")
@@ -250,11 +212,11 @@ def _conv_fwd(window: _Window, lhs: jax.Array, rhs: jax.Array):
     return _our_conv(window, lhs, rhs), (lhs, rhs)
 
 
-def _conv_bwd(window: _Window, saved: tuple[jax.Array, jax.Array], g: jax.Array):
+def _conv_bwd(window: _Window, residuals: tuple[jax.Array, jax.Array], g: jax.Array):
     # Two switches, so that an input gradient nobody asks for is dropped whole.
     gradients = (
         lax.platform_dependent(
-            *saved,
+            *residuals,
             g,
             cpu=ft.partial(ours, window),
             default=ft.partial(_transposed, window, argument),

@@ -2,7 +2,7 @@
 
 XLA is free to run a recomputation right after the forward pass, which saves nothing,
 and to allocate a buffer of zeros when the program starts. Two ties hold it back, and
-both are needed (design 4.1): a data dependency, which XLA's CPU compiler respects while
+both are needed: a data dependency, which XLA's CPU compiler respects while
 it deletes barriers, and an optimization barrier, which is what works on a GPU.
 """
 
@@ -20,7 +20,8 @@ def gate(residuals: Any, cotangents: Any) -> tuple[Any, Any]:
 
     Args:
         residuals: pytree of arrays, PRNG keys included.
-        cotangents: pytree of arrays with at least one of floating dtype.
+        cotangents: pytree of arrays; the tie is to the floating ones if there are any,
+            else to all numbers.
     """
     no = never(cotangents)
     return _barrier((jax.tree.map(lambda a: _tie(a, no), residuals), cotangents))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from ._types import Array
+from ._types import Array, affine
 
 Surrogate = Callable[[Array], Array]
 
@@ -26,14 +26,20 @@ class Drive(NamedTuple):
 
     def current(self, x: Array) -> Array:
         """The input current of `x`, whose dtype is the membrane's."""
-        if self.scale is None:
-            return x
-        return x * with_axes_of(x, self.scale) + with_axes_of(x, self.shift)
+        return x if self.scale is None else affine(x, self.scale, self.shift)
 
 
-def with_axes_of(x: Array, a: Array) -> Array:
-    """`a`, of the last axes of `x` or fewer, with ones before them."""
-    return a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
+def check_affine(x: Array, scale: Array | None, shift: Array | None) -> None:
+    """Raises ValueError unless both are given, one number a feature, or neither."""
+    shapes = [None if a is None else a.shape for a in (scale, shift)]
+    features = x.shape[-1:] if x.ndim > 1 else None
+    if shapes in ([None, None], [features, features]):
+        return
+    both = f"both of {features}, the features of `x`, or neither"
+    raise ValueError(
+        f"`scale` and `shift` have shapes {shapes[0]} and {shapes[1]}; allowed "
+        + (f"are {both}." if features else "is neither: `x` has no feature axis.")
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +77,12 @@ class Membrane:
     def fire(self, h: Array) -> Array:
         return self.surrogate(h - self.v_threshold)
 
-    def reset(self, h: Array, s: Array) -> Array:
+    def reset(self, h: Array, s: Array, threshold: Array | float) -> Array:
+        s = lax.stop_gradient(s) if self.detach_reset else s
         if self.v_reset is None:
-            return h - self.v_threshold * s
+            return h - threshold * s
         return h * (1 - s) + self.v_reset * s
 
     def fire_and_reset(self, h: Array) -> tuple[Array, Array]:
         s = self.fire(h)
-        return s, self.reset(h, lax.stop_gradient(s) if self.detach_reset else s)
+        return s, self.reset(h, s, self.v_threshold)

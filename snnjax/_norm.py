@@ -6,7 +6,7 @@ Ioffe and Szegedy, "Batch Normalization", ICML 2015, Algorithm 1.
 import jax.numpy as jnp
 from jax import lax
 
-from ._types import Array, float32_at_least
+from ._types import Array, affine, float32_at_least
 
 
 def batch_moments(x: Array) -> tuple[Array, Array]:
@@ -53,6 +53,4 @@ def affine_of(
 
 def normalize(x: Array, factor: Array, shift: Array) -> Array:
     """`x * factor + shift` for `x`, `[..., feature]`, in `factor`'s dtype."""
-    per_feature = (1,) * (x.ndim - 1) + (-1,)
-    factor, shift = factor.reshape(per_feature), shift.reshape(per_feature)
-    return x.astype(factor.dtype) * factor + shift
+    return affine(x.astype(factor.dtype), factor, shift)

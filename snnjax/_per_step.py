@@ -22,8 +22,9 @@ def per_step(values: Array, x: Array, owner: str) -> Array:
     steps, known = x.shape[0], values.shape[0]
     if steps > known:
         raise ValueError(
-            f"`x` has shape {tuple(x.shape)}, {steps} time steps; allowed are {known}, "
-            f"which this {owner} has values for: make it with `time_steps={steps}`."
+            f"`x` has shape {tuple(x.shape)}, {steps} time steps; allowed are up to "
+            f"{known}, which this {owner} has values for: make it with "
+            f"`time_steps={steps}`."
         )
     # No slice: a slice of all is none, and the planner, which compares the traces of a
     # sequence and of a part of it, would see two programs.

@@ -1,4 +1,4 @@
-"""Shared vocabulary: array aliases and the checks on the time-major layout.
+"""Shared vocabulary: the array type, and the checks on the time-major layout.
 
 Time-major, channels-last everywhere: `[time, batch, height, width, channel]` for
 images, `[time, batch, feature]` for vectors.
@@ -24,6 +24,16 @@ def check_floating(x: Array, name: str) -> None:
 def float32_at_least(dtype: Any) -> Any:
     """The dtype to compute in: float32 for half precisions, else the dtype itself."""
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
+
+
+def with_axes_of(x: Array, a: Array) -> Array:
+    """`a`, of the last axes of `x` or fewer, with ones before them."""
+    return a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
+
+
+def affine(x: Array, scale: Array, shift: Array) -> Array:
+    """`x * scale + shift` for `x`, `[..., feature]`, and two of `[feature]`."""
+    return x * with_axes_of(x, scale) + with_axes_of(x, shift)
 
 
 def check_time_major(x: Array, name: str, layout: str) -> None:

@@ -15,6 +15,7 @@ def cross_entropy(scores: Array, labels: Array, *, smoothing: float = 0.0) -> Ar
     """Cross-entropy of the scores' mean over time, the firing rate.
 
         loss = mean over samples of -sum over c of wanted[c] * log_softmax(rate)[c]
+        rate = mean over t of scores
         wanted = (1 - smoothing) * onehot(label) + smoothing / classes
 
     Args:
@@ -84,6 +85,7 @@ def rate_mse(scores: Array, labels: Array) -> Array:
     """Squared distance of the firing rates to the one-hot label.
 
         loss = mean over samples and classes of (rate - onehot(label))**2
+        rate = mean over t of scores
 
     Args:
         scores: `[time, batch, class]`, spikes of the readout as a rule.
@@ -131,7 +133,7 @@ def count(
     NeurIPS 2018; the scale, and targets as rates, are those of snnTorch's
     `mse_count_loss` (which rounds the target down).
     """
-    spikes = _checked(spikes, labels)
+    spikes = _checked(spikes, labels, "spikes")
     _check_share(correct_rate, "correct_rate")
     _check_share(incorrect_rate, "incorrect_rate")
     steps = spikes.shape[0]
@@ -166,7 +168,7 @@ def latency(spikes: Array, labels: Array) -> Array:
     discrete-time survival analysis with spikes as hazards: Gensheimer and Narasimhan,
     "A Scalable Discrete-Time Survival Model for Neural Networks", PeerJ 2019.
     """
-    spikes = _checked(spikes, labels)
+    spikes = _checked(spikes, labels, "spikes")
     first = jnp.cumprod(1 - spikes, axis=0).sum(0)
     wanted = _one_hot(spikes, labels)
     return _mean(optax.softmax_cross_entropy(-first, wanted), labels)
@@ -190,12 +192,12 @@ def _smoothed(scores: Array, labels: Array, smoothing: float) -> Array:
     return optax.smooth_labels(_one_hot(scores, labels), smoothing)
 
 
-def _checked(scores: Array, labels: Array) -> Array:
-    check_time_major(scores, "scores", "time batch class")
-    check_floating(scores, "scores")
+def _checked(scores: Array, labels: Array, name: str = "scores") -> Array:
+    check_time_major(scores, name, "time batch class")
+    check_floating(scores, name)
     if labels.shape != scores.shape[1:2]:
         raise ValueError(
-            f"`labels` has shape {tuple(labels.shape)} with `scores` of shape "
+            f"`labels` has shape {tuple(labels.shape)} with `{name}` of shape "
             f"{tuple(scores.shape)}; allowed is one class index a sample, "
             f"{tuple(scores.shape[1:2])}."
         )

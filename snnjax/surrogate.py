@@ -26,7 +26,8 @@ def surrogate(derivative: Callable[..., Array]) -> Callable[..., Array]:
 
     Returns:
         A function of the same arguments: 1 where `x >= 0` and 0 elsewhere, in `x`'s
-        dtype, whose derivative with respect to `x` is `derivative`.
+        dtype, whose derivative with respect to `x` is `derivative`. It raises a
+        ValueError unless `x` has a floating dtype.
     """
 
     @functools.wraps(derivative)
@@ -57,6 +58,9 @@ def atan(x: Array, alpha: float = 2.0) -> Array:
         x: membrane potential minus threshold, any shape.
         alpha: inverse width; the peak is `alpha / 2`.
 
+    Returns:
+        Spikes, 0 or 1, of `x`'s shape and dtype.
+
     Source: Fang et al., "Incorporating Learnable Membrane Time Constant to Enhance
     Learning of Spiking Neural Networks", ICCV 2021.
     """
@@ -70,6 +74,9 @@ def sigmoid(x: Array, alpha: float = 4.0) -> Array:
     Args:
         x: membrane potential minus threshold, any shape.
         alpha: inverse width; the peak is `alpha / 4`.
+
+    Returns:
+        Spikes, 0 or 1, of `x`'s shape and dtype.
 
     Source: Zenke and Vogels, "The Remarkable Robustness of Surrogate Gradient Learning
     for Instilling Complex Function in Spiking Neural Networks", Neural Computation
@@ -87,6 +94,9 @@ def triangle(x: Array, width: float = 1.0) -> Array:
         x: membrane potential minus threshold, any shape.
         width: half of the base; beyond it the gradient is exactly zero.
 
+    Returns:
+        Spikes, 0 or 1, of `x`'s shape and dtype.
+
     Source: Bellec et al., "Long Short-Term Memory and Learning-to-Learn in Networks of
     Spiking Neurons", NeurIPS 2018 (there without the division by `width`).
     """
@@ -100,6 +110,9 @@ def rectangle(x: Array, width: float = 1.0) -> Array:
     Args:
         x: membrane potential minus threshold, any shape.
         width: length of the box.
+
+    Returns:
+        Spikes, 0 or 1, of `x`'s shape and dtype.
 
     Source: Wu et al., "Spatio-Temporal Backpropagation for Training High-Performance
     Spiking Neural Networks", Frontiers in Neuroscience 2018, its first curve.
@@ -115,6 +128,9 @@ def super_spike(x: Array, beta: float = 10.0) -> Array:
         x: membrane potential minus threshold, any shape.
         beta: inverse width; the peak is 1.
 
+    Returns:
+        Spikes, 0 or 1, of `x`'s shape and dtype.
+
     Source: Zenke and Ganguli, "SuperSpike: Supervised Learning in Multilayer Spiking
     Neural Networks", Neural Computation 2018.
     """
@@ -128,6 +144,9 @@ def gaussian(x: Array, sigma: float = 0.5) -> Array:
     Args:
         x: membrane potential minus threshold, any shape.
         sigma: standard deviation; the area is one.
+
+    Returns:
+        Spikes, 0 or 1, of `x`'s shape and dtype.
 
     Source: Wu et al. 2018 (as `rectangle`), its fourth curve; Yin, Corradi and Bohté,
     "Accurate and Efficient Time-Domain Classification with Adaptive Spiking Recurrent

@@ -224,6 +224,12 @@ def test_rep_convolution_is_one_convolution_at_evaluation():
     assert_near(*many(model, x), tolerance=1e-4)
 
 
+@pytest.mark.parametrize("kernel", [4, (3, 5), (2, 2)])
+def test_the_window_of_a_block_is_odd_and_the_same_along_all_axes(kernel):
+    with pytest.raises(ValueError, match="`kernel_size` is .*an odd integer"):
+        layer.ConvBlock(2, 4, kernel, rngs=nnx.Rngs(0))
+
+
 def test_heads_divide_the_features():
     for kind in (
         layer.SpikingSelfAttention,

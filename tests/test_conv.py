@@ -133,6 +133,24 @@ def loss(conv):
     return total
 
 
+def test_gradients_are_differentiable():
+    """A Hessian-vector product, where the gradients are convolutions of ours."""
+    x, w = arrays((5, 5), (3, 3))
+
+    def curved(conv):
+        def f(x, w):
+            y = conv(x, w, (1, 1), "SAME", dimension_numbers=NUMBERS[2])
+            return jnp.sin(y).sum()
+
+        def product(x, w):
+            along = jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+            return (jax.grad(f)(x, w) * along).sum()
+
+        return jax.jit(jax.grad(product, (0, 1)))(x, w)
+
+    assert_close(curved(conv_general_dilated), curved(lax.conv_general_dilated))
+
+
 def in_scan(conv):
     def total(w, xs):
         def body(carry, x):

@@ -283,6 +283,10 @@ def test_the_loops_write_in_place(decay_input):
         (jnp.zeros((2, 3)), {"tau": 0.5}, r"`tau` is 0.5.*at least 1.*math\.inf"),
         (jnp.zeros((2, 3)), {"tau": 0}, r"`tau` is 0;"),
         (jnp.zeros((2, 3)), {"tau": math.nan}, r"`tau` is nan;"),
+        (jnp.zeros((2, 3)), {"tau": math.inf}, "`tau` is inf with `decay_input=True`"),
+        (jnp.zeros((2, 4)), {"tau": jnp.ones(3)}, r"`tau` has shape \(3,\).*\(4,\)"),
+        (jnp.zeros((2, 4)), {"tau": jnp.ones((2, 1, 4))}, r"`tau` has shape \(2, 1"),
+        (jnp.zeros(2), {"scale": jnp.ones(2), "shift": jnp.ones(2)}, "no feature axis"),
         (jnp.zeros((2, 3)), {"v": jnp.zeros((4,))}, r"`v` has shape \(4,\)"),
         (jnp.zeros((2, 3)), {"v": jnp.zeros((2, 3))}, r"`v` has shape \(2, 3\)"),
     ],
@@ -301,6 +305,9 @@ def test_plif_refuses_a_tau_that_no_sigmoid_gives(tau):
 def test_lif_module_refuses_a_small_tau():
     with pytest.raises(ValueError, match=r"`tau` is 0.9.*at least 1"):
         LIF(tau=0.9)
+    with pytest.raises(ValueError, match=r"`tau` is inf.*snnjax.neuron.IF"):
+        LIF(tau=math.inf)
+    assert LIF(tau=math.inf, decay_input=False).time_constant == math.inf
 
 
 def test_base_classes_are_not_neurons():

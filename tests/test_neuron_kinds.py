@@ -282,14 +282,24 @@ def test_no_more_than_the_current_is_kept(make, most):
         (lambda: kept(neuron.GLIF(STEPS)), "`keep_state` is on"),
         (lambda: neuron.SlidingPSN(0), "`order` is 0"),
         (lambda: neuron.MaskedPSN(0, 3, rngs=nnx.Rngs(0)), "`order` is 0"),
-        (lambda: neuron.GLIF(4, gates=(1.0, 0.5, 0.5)), r"`a` is 1.0; .* \(0, 1\)"),
+        (
+            lambda: neuron.GLIF(4, gates=(1.0, 0.5, 0.5)),
+            r"`gates.0.` is 1.0; .* \(0, 1\)",
+        ),
         (lambda: neuron.ALIF(tau=0.5), "`tau` is 0.5"),
+        (lambda: neuron.ALIF(tau=math.inf), "`tau` is inf"),
         (lambda: neuron.ALIF(tau_adaptation=0.0), "`tau_adaptation` is 0.0"),
     ],
 )
 def test_refuses(make, words):
     with pytest.raises(ValueError, match=words):
         nnx.eval_shape(lambda model, x: model(x), make(), X)
+
+
+@pytest.mark.parametrize("kind", [neuron.ALIF, lambda: neuron.GLIF(STEPS)])
+def test_a_shift_without_a_scale_is_refused(kind):
+    with pytest.raises(ValueError, match="`scale` and `shift` have shapes None and"):
+        kind()(X, shift=jnp.ones(FEATURES))
 
 
 def kept(model):

@@ -270,6 +270,15 @@ def test_lines_are_sorted_and_named_at_their_ends():
     assert list(ax.get_xticks()) == [4, 8, 16]
 
 
+def test_names_have_the_color_of_their_line_on_axes_that_have_others():
+    ax = pyplot.figure().subplots()
+    ax.plot([0, 1], [0, 0], color="black")
+    plot.peak_over({"plain": {4: MIB, 8: 2 * MIB}, "level 1": {4: MIB, 8: MIB}}, ax)
+    lines = {line.get_label(): line.get_color() for line in ax.lines}
+    colors = {text.get_text(): text.get_color() for text in ax.texts}
+    assert colors and all(lines[name] == color for name, color in colors.items())
+
+
 def test_names_at_the_same_height_do_not_overlap():
     lines = {name: {4: MIB, 8: 2 * MIB} for name in ("one", "two", "three")}
     ax = plot.peak_over(lines)

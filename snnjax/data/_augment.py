@@ -15,7 +15,16 @@ class Augmentation(Protocol):
 
     def __call__(
         self, sample: np.ndarray, size: tuple[int, ...], rng: np.random.Generator, /
-    ) -> np.ndarray: ...
+    ) -> np.ndarray:
+        """A sample like this one.
+
+        Args:
+            sample: events, a structured array `[event]`, or an image,
+                `[height, width, channel]`.
+            size: of the sensor or the image, as `Samples.size`.
+            rng: of this sample in this epoch.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +32,18 @@ class Flip:
     """Left becomes right, in a share `probability` of the samples.
 
     Not for classes that name a side, such as those of DVS Gesture.
+
+    Args:
+        probability: from 0 to 1.
+
+    Raises:
+        ValueError: it is another.
     """
 
     probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_probability(self.probability)
 
     def __call__(
         self, sample: np.ndarray, size: tuple[int, ...], rng: np.random.Generator
@@ -44,9 +62,19 @@ class Shift:
     """Moves a sample by up to `pixels` along each axis of space.
 
     Events that leave the sensor are dropped; an image is filled up with zeros.
+
+    Args:
+        pixels: 0 or more.
+
+    Raises:
+        ValueError: it is below 0.
     """
 
     pixels: int
+
+    def __post_init__(self) -> None:
+        if self.pixels < 0:
+            raise ValueError(f"`pixels` is {self.pixels}; allowed is 0 or more.")
 
     def __call__(
         self, sample: np.ndarray, size: tuple[int, ...], rng: np.random.Generator
@@ -66,16 +94,32 @@ class Shift:
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    """Leaves out each event with the given probability."""
+    """Leaves out each event with the given probability.
+
+    Args:
+        probability: from 0 to 1.
+
+    Raises:
+        ValueError: it is another, or an image comes.
+    """
 
     probability: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_probability(self.probability)
 
     def __call__(
         self, sample: np.ndarray, size: tuple[int, ...], rng: np.random.Generator
     ) -> np.ndarray:
+        del size
         if sample.dtype.names is None:
             raise ValueError("`Drop` takes events; an image came. Leave it out.")
         return sample[rng.random(len(sample)) >= self.probability]
+
+
+def _check_probability(probability: float) -> None:
+    if not 0 <= probability <= 1:
+        raise ValueError(f"`probability` is {probability}; allowed is from 0 to 1.")
 
 
 def _width(size: tuple[int, ...]) -> int:

@@ -58,7 +58,9 @@ def batches(
         threads, prefetch: how many batches are made at once, and made ahead.
 
     Raises:
-        ValueError: there is no whole batch, or hosts cannot share one equally.
+        ValueError: there is no whole batch, or hosts cannot share one equally; `cache`
+            is given for samples in memory, or for an encoder that is no dataclass.
+        ImportError: the extra `data` is not installed.
     """
     _check_batch(len(samples), batch_size, fill, shard)
     grain = optional("grain", "data")
@@ -126,7 +128,10 @@ def _cache(
 ) -> DiskCache:
     """A cache of encoded samples, or of samples as they are before augmentation."""
     if samples.folder is None:
-        raise ValueError("`cache` is given, but the samples are in memory: leave it.")
+        raise ValueError(
+            f"`cache` is {folder}; allowed is None for samples that are in memory: "
+            "leave it out."
+        )
     if augment:
         return DiskCache(folder, repr((samples.source, "as read")))
     cls = type(encoder)

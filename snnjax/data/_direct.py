@@ -28,12 +28,21 @@ class Repeat(_Direct):
         steps: time steps.
         mean, std: of values in 0..1, numbers or one for each channel.
 
+    Raises:
+        ValueError: `steps` is below 1.
+
     Source: Rathi and Roy, "DIET-SNN", IEEE TNNLS 2021.
     """
 
     steps: int
 
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"`steps` is {self.steps}; allowed is 1 or more.")
+
     def __call__(self, image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+        """An image `[height, width, channel]` to float32, `[time, ...]`."""
+        del size
         return np.repeat(self._values(image)[None], self.steps, 0)
 
 
@@ -45,6 +54,8 @@ class Columns(_Direct):
     """
 
     def __call__(self, image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+        """An image `[height, width, channel]` to float32 `[width, height, channel]`."""
+        del size
         return self._values(image).swapaxes(0, 1)
 
 
@@ -55,4 +66,6 @@ class Pixels(_Direct):
     """
 
     def __call__(self, image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+        """An image `[height, width, channel]` to float32, `[time, channel]`."""
+        del size
         return self._values(image).reshape(-1, image.shape[-1])

@@ -29,6 +29,7 @@ def cifar10_dvs(folder: str | Path, *, partial: bool = False) -> Samples:
         FileNotFoundError: it is not there; the message says how to get it.
         ValueError: a recording is in a folder that is no class's; when it is read, one
             that is cut short or damaged.
+        ImportError: the extra `data` is not installed.
 
     Source: Li et al., Frontiers in Neuroscience 2017.
     """
@@ -54,8 +55,14 @@ def dvs_gesture(
     Args:
         folder: the one that holds `DVSGesture/ibmGestureTrain` and `ibmGestureTest`.
         train: which of the two.
-        partial, and what is raised: as for `cifar10_dvs`. How many recordings there
-            are is not known here: 100 are the least, as for tonic.
+        partial: whether fewer recordings will do than 100, the least for tonic; how
+            many there are is not known here.
+
+    Returns:
+        Samples of size (128, 128, 2).
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError: as for `cifar10_dvs`.
 
     Source: Amir et al., CVPR 2017: 29 subjects, 23 to train.
     """
@@ -81,7 +88,13 @@ def n_mnist(
     Args:
         folder: the one that holds `NMNIST/Train` and `NMNIST/Test`.
         train: which of the two.
-        partial, and what is raised: as for `cifar10_dvs`.
+        partial: whether fewer than all recordings will do.
+
+    Returns:
+        Samples of size (34, 34, 2).
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError: as for `cifar10_dvs`.
 
     Source: Orchard et al., Frontiers in Neuroscience 2015.
     """

@@ -86,9 +86,18 @@ class TimeBins(_Bins):
 
     duration: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.duration is not None and self.duration < 1:
+            raise ValueError(
+                f"`duration` is {self.duration}; allowed is 1 or more microseconds, or "
+                "None, each recording's own."
+            )
+
     def _bin_of(self, t: np.ndarray) -> np.ndarray:
         since = t - t.min(initial=np.iinfo(np.int64).max)
-        duration = self.duration or since.max(initial=0) + 1
+        own = since.max(initial=0) + 1
+        duration = own if self.duration is None else self.duration
         return since * self.steps // duration
 
 

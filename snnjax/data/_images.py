@@ -93,6 +93,7 @@ def image_folder(folder: str | Path, *, size: int = 224) -> Samples:
     Raises:
         FileNotFoundError: no folder in it holds an image.
         ValueError: an image lies in `folder` itself, or, when it is read, is damaged.
+        ImportError: the extra `data` is not installed.
 
     Source: He et al., CVPR 2016, section 3.4, the single crop.
     """
@@ -111,6 +112,7 @@ def image_folder(folder: str | Path, *, size: int = 224) -> Samples:
             raise ValueError(
                 f"{root / name} is in no class's folder: move it into one."
             )
+    optional("PIL.Image", "data")  # before its version is asked for
     return Samples(
         source=f"images {size} by pillow {importlib.metadata.version('pillow')}",
         read=lambda i: _image(root / names[i], size),

@@ -18,7 +18,7 @@ class Samples:
             `[height, width, channel]`.
         names: of all samples of the whole set, in order; a file's is its path below
             `folder`, followed by `#` and a number if it holds several samples.
-        labels: of all samples of the whole set, integers.
+        all_labels: of all samples of the whole set, integers, `[sample]`.
         classes: names of the classes, by label.
         size: of a sensor `[height, width, polarity]` or `[unit]`; of an image
             `[height, width, channel]`.
@@ -58,7 +58,7 @@ class Samples:
         return self.all_labels[self.places].astype(np.int32)
 
     def take(self, which: np.ndarray) -> "Samples":
-        """The samples at the places `which` of these, in that order."""
+        """The samples at the places `which` of these, `[sample]`, in that order."""
         return dataclasses.replace(self, indices=self.places[which])
 
     def file(self, place: int) -> Path:
@@ -101,7 +101,8 @@ def from_arrays(
     names = tuple(classes or map(str, range(labels.max() + 1)))
     if labels.max() >= len(names):
         raise ValueError(
-            f"`labels` goes up to {labels.max()}, but there are {len(names)} `classes`."
+            f"`labels` goes up to {labels.max()} with {len(names)} `classes`; allowed "
+            f"is up to {len(names) - 1}: name every class."
         )
     if size is None and arrays[0].dtype.names is not None:
         raise ValueError(

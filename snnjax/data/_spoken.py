@@ -27,6 +27,7 @@ def shd(folder: str | Path, *, train: bool = True) -> Samples:
     Raises:
         FileNotFoundError: it is not there; the message says how to get it.
         ValueError: the file is cut short, or not of this set.
+        ImportError: the extra `data` is not installed.
 
     Source: Cramer et al., IEEE TNNLS 2022.
     """
@@ -40,7 +41,14 @@ def ssc(folder: str | Path, *, part: str = "train") -> Samples:
         folder: the one that holds `SSC/ssc_train.h5` and so on.
         part: "train", "valid" or "test".
 
-    Returns, raises and source: as for `shd`.
+    Returns:
+        Samples of size (700,).
+
+    Raises:
+        ValueError: `part` is another; the file is cut short, or not of this set.
+        FileNotFoundError, ImportError: as for `shd`.
+
+    Source: Cramer et al., IEEE TNNLS 2022.
     """
     if part not in ("train", "valid", "test"):
         raise ValueError(

@@ -11,7 +11,7 @@ from flax import nnx
 
 from .. import layer, neuron
 from ._graph import Graph, Scale
-from ._nir import GROUPS, channels_last, library, places_in_nir
+from ._nir import GROUPS, channels_last, library, places_in_nir, reorders
 
 
 def from_nir(graph: Any, *, dt: float = 1.0) -> nnx.Module:
@@ -30,7 +30,10 @@ def from_nir(graph: Any, *, dt: float = 1.0) -> nnx.Module:
         A module that takes `[time, batch, ...]`, channels-last.
 
     Raises:
-        ValueError: the graph has a cycle, or a node that has no layer here.
+        ValueError: the graph has a cycle, or not one Input and one Output; a node takes
+            nothing, has no layer here, groups, or parameters that differ by neuron;
+            `tau` is shorter than `dt`; features are flattened in an order that is lost.
+        ImportError: the extra `nir` is not installed.
     """
     library()
     name, sinks, order = _check(graph)
@@ -43,14 +46,25 @@ def from_nir(graph: Any, *, dt: float = 1.0) -> nnx.Module:
         if len(flat) > 1:
             raise ValueError(
                 f"node {node!r} adds features that were flattened from {flat}, whose "
-                "orders differ here."
+                "orders differ here; allowed is one shape. Add before the Flatten."
             )
         made = _module(node, graph.nodes[node], flat.pop(), dt)
         modules[node], before[node] = made
+    _check_order(before, sinks)
     chain = [name, *order]
     if all(sources[b] == [a] for a, b in zip(chain, chain[1:])) and sinks == chain[-1:]:
         return layer.Sequential(*modules.values())
     return Graph(modules, sources, name, sinks)
+
+
+def _check_order(before: Any, sinks: list[str]) -> None:
+    for sink in sinks:
+        if before[sink] is not None and reorders(before[sink]):
+            raise ValueError(
+                f"node {sink!r} gives flattened features to the output, whose order is "
+                "another here; allowed is an end before the Flatten, or a Linear "
+                "behind it."
+            )
 
 
 def _check(graph: Any) -> tuple[str, list[str], list[str]]:
@@ -61,14 +75,19 @@ def _check(graph: Any) -> tuple[str, list[str], list[str]]:
             f"the graph has inputs {inputs} and outputs {outputs}; allowed is one each."
         )
     left = [n for n in graph.nodes if n not in (*inputs, *outputs)]
+    alone = [n for n in left if not any(b == n for _, b in graph.edges)]
+    if alone:
+        raise ValueError(
+            f"the nodes {alone} take nothing; allowed are nodes that the input reaches."
+        )
     order: list[str] = []
     while left:
         done = {*inputs, *order}
         ready = [n for n in left if all(a in done for a, b in graph.edges if b == n)]
         if not ready:
             raise ValueError(
-                f"the nodes {left} take what they give, in a cycle; recurrent graphs "
-                "are not read."
+                f"the nodes {left} take what they give, in a cycle; allowed are graphs "
+                "without one."
             )
         order.append(ready[0])
         left.remove(ready[0])
@@ -90,9 +109,14 @@ def _module(name: str, node: Any, before: Any, dt: float) -> Made:
         return Scale(_scale(node, before)), before
     if kind == "NIRGraph" and before is None:
         return from_nir(node, dt=dt), None
+    if kind == "NIRGraph":
+        raise ValueError(
+            f"node {name!r} is a NIRGraph behind a Flatten, whose order it would not "
+            "know; allowed is one before it. Put the Flatten inside."
+        )
     make: dict[str, Callable[[], nnx.Module]] = {
-        "Affine": functools.partial(_linear, node, before),
-        "Linear": functools.partial(_linear, node, before),
+        "Affine": functools.partial(_linear, name, node, before),
+        "Linear": functools.partial(_linear, name, node, before),
         "Conv1d": functools.partial(_conv, name, node),
         "Conv2d": functools.partial(_conv, name, node),
         "AvgPool2d": functools.partial(_pool, node),
@@ -116,10 +140,12 @@ def _flattened(name: str, node: Any, before: Any) -> tuple[int, ...] | None:
     return channels_last(shape) if len(shape) > 1 else before
 
 
-def _linear(node: Any, before: Any) -> nnx.Module:
+def _linear(name: str, node: Any, before: Any) -> nnx.Module:
     weight = np.asarray(node.weight, np.float32)
     if weight.ndim != 2:
-        raise ValueError(f"a Linear has weights {weight.shape}; allowed is [out, in].")
+        raise ValueError(
+            f"node {name!r} has weights {weight.shape}; allowed is [out, in]."
+        )
     kernel = weight.T
     if before is not None:
         kernel = kernel[np.argsort(places_in_nir(before))]
@@ -146,7 +172,10 @@ def _conv(name: str, node: Any) -> nnx.Module:
     if not isinstance(padding, str | bytes):
         padding = [(n, n) for n in _axes(padding, len(window))]
     elif padding in ("same", b"same") and max(strides) > 1:
-        raise ValueError(f"node {name!r} pads by 'same' with strides {strides}.")
+        raise ValueError(
+            f"node {name!r} pads by 'same' with strides {strides}; allowed are strides "
+            "of 1. Give `padding` as integers."
+        )
     conv = layer.Conv(
         kernel.shape[-2],
         kernel.shape[-1],

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from .._types import Array
+from .._types import Array, with_axes_of
 
 
 class Scale(nnx.Module):
@@ -23,8 +23,7 @@ class Scale(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """`[time, batch, ...]` to the same."""
-        gain = jnp.asarray(self.gain, x.dtype)
-        gain = gain.reshape((1,) * (x.ndim - gain.ndim) + gain.shape)
+        gain = with_axes_of(x, jnp.asarray(self.gain, x.dtype))
         return x * gain + jnp.asarray(self.offset, x.dtype)
 
 

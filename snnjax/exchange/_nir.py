@@ -7,7 +7,7 @@ import numpy as np
 from .._extra import optional
 
 # nir compares what arrives with the channels of a group, and refuses such graphs
-GROUPS = "nir takes one group only"
+GROUPS = "allowed is one group, which is all that nir takes"
 
 
 def library() -> Any:
@@ -28,6 +28,12 @@ def places_in_nir(shape: tuple[int, ...]) -> np.ndarray:
     """Which of our flattened features each of NIR's is, for `shape`, channels-last."""
     ours = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     return np.moveaxis(ours, -1, 0).ravel()
+
+
+def reorders(shape: tuple[int, ...]) -> bool:
+    """Whether flattened features lie in another order in NIR."""
+    places = places_in_nir(shape)
+    return bool((places != np.arange(len(places))).any())
 
 
 def float32(a: Any) -> np.ndarray:

@@ -11,7 +11,14 @@ from flax import nnx
 
 from .. import layer, neuron
 from ._graph import Scale
-from ._nir import GROUPS, channels_first, float32, library, places_in_nir
+from ._nir import (
+    GROUPS,
+    channels_first,
+    float32,
+    library,
+    places_in_nir,
+    reorders,
+)
 
 _NORMS = layer.BatchNorm, nnx.BatchNorm
 _FOLDABLE = layer.Conv, nnx.Conv, nnx.Linear
@@ -46,6 +53,7 @@ def to_nir(model: nnx.Module, input_shape: Sequence[int], *, dt: float = 1.0) ->
     Raises:
         ValueError: the model holds something that NIR cannot say, such as a soft reset
             or a MaxPool.
+        ImportError: the extra `nir` is not installed.
     """
     nir = library()
     signal, nodes = _Signal(tuple(input_shape)), []
@@ -54,7 +62,7 @@ def to_nir(model: nnx.Module, input_shape: Sequence[int], *, dt: float = 1.0) ->
         node = _node(path, module, norm, signal, dt)
         nodes += [] if node is None else [node]
         signal = _after(path, module, signal)
-    if signal.before is not None and _reorders(signal.before):
+    if signal.before is not None and reorders(signal.before):
         raise ValueError(
             "the model ends with flattened features, whose order is another in NIR: "
             "end it with a Linear, or before the Flatten."
@@ -112,7 +120,7 @@ def _after(path: str, module: Any, signal: _Signal) -> _Signal:
     x = jax.ShapeDtypeStruct((1, 1, *signal.shape), jnp.float32)
     try:
         y = nnx.eval_shape(lambda module, x: module(x), module, x)
-    except Exception as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path} cannot take {signal.shape}, what arrives of `input_shape`: {error}"
         ) from error
@@ -130,7 +138,7 @@ def _node(path: str, module: Any, norm: Any, signal: _Signal, dt: float) -> Any:
     if _is(module, layer.AvgPool):
         return _avg_pool(path, module, signal)
     if isinstance(module, layer.Flatten):
-        shape = np.array(_shape_in_nir(signal))
+        shape = np.array(channels_first(signal.shape))
         return library().Flatten(shape, start_dim=0, end_dim=-1)
     if type(module) in (neuron.IF, neuron.LIF, neuron.PLIF):
         return _neuron(path, module, signal, dt)
@@ -142,15 +150,6 @@ def _node(path: str, module: Any, norm: Any, signal: _Signal, dt: float) -> Any:
         "Sequentials of them and modules with a __spatial_split__. Make a Sequential "
         "of a model's parts: `Sequential(net.features, net.classifier)`."
     )
-
-
-def _shape_in_nir(signal: _Signal) -> tuple[int, ...]:
-    return channels_first(signal.shape)
-
-
-def _reorders(before: tuple[int, ...]) -> bool:
-    places = places_in_nir(before)
-    return bool((places != np.arange(len(places))).any())
 
 
 def _folded(module: Any, norm: Any) -> tuple[np.ndarray, np.ndarray | None]:
@@ -246,7 +245,7 @@ def _avg_pool(path: str, pool: layer.AvgPool, signal: _Signal) -> Any:
 
 
 def _neuron(path: str, module: Any, signal: _Signal, dt: float) -> Any:
-    nir, shape = library(), _shape_in_nir(signal)
+    nir, shape = library(), channels_first(signal.shape)
     if module.v_reset is None:
         raise ValueError(
             f"{path} resets by subtraction (v_reset=None); NIR's neurons are set to "

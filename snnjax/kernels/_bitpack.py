@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from .._types import Array
-from ._tile import TUNING, Tile, View, made
+from ._tile import TUNING, Tile, View, made, size_refusal
 
 
 def pack(width: int, values: Array, *, interpret: bool = False) -> Array:
@@ -36,7 +36,14 @@ def pack(width: int, values: Array, *, interpret: bool = False) -> Array:
 
 
 def unpack(width: int, n: int, packed: Array, *, interpret: bool = False) -> Array:
-    """The `n` values of a row, uint8, that `pack` was given."""
+    """The values that `pack` was given, uint8, `[..., n]`.
+
+    Args:
+        width: as for `pack`.
+        n: values of a row.
+        packed: uint8, `[..., ceil(n * width / 8)]`.
+        interpret: as for `pack`.
+    """
     columns = packed.shape[-1]
 
     def body(tile: Tile, packed: Array, values: Array) -> None:
@@ -50,9 +57,7 @@ def unpack(width: int, n: int, packed: Array, *, interpret: bool = False) -> Arr
 
 def bitpack_refusal(a: Array) -> str | None:
     """Why the kernels cannot serve an array of `a`'s shape, or None."""
-    if a.size == 0 or a.size >= 2**31:
-        return f"the array has {a.size} values; its kernel counts 1 to 2**31 - 1"
-    return None
+    return size_refusal(a, "the array")
 
 
 def _run(

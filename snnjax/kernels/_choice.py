@@ -17,12 +17,13 @@ from jax.interpreters import ad, batching, mlir
 from .._types import Array
 
 _TRITON = (8, 0)  # the smallest compute capability that it compiles for
-IMPLEMENTATIONS = (None, "xla", "pallas")
+_IMPLEMENTATIONS = (None, "xla", "pallas")
 Flat = Callable[..., Sequence[Array]]
 
 
 def check_implementation(implementation: str | None) -> None:
-    if implementation not in IMPLEMENTATIONS:
+    """Raises a ValueError unless it is None, "xla" or "pallas"."""
+    if implementation not in _IMPLEMENTATIONS:
         raise ValueError(
             f"`implementation` is {implementation!r}; allowed are None (Pallas on a "
             'CUDA device, XLA elsewhere), "xla" and "pallas".'
@@ -133,7 +134,8 @@ def _hindrance(ctx: Any) -> str | None:
             "on"
         )
     if capability and tuple(map(int, capability.split("."))) < _TRITON:
-        return f"the device has compute capability {capability}; Triton asks for 8.0"
+        here = f"the device has compute capability {capability}"
+        return f"{here}; Triton asks for {'.'.join(map(str, _TRITON))}"
     return None
 
 

@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 
 from .._membrane import Drive, Membrane
 from .._types import Array, float32_at_least
-from ._tile import TUNING, Tile, View, made
+from ._tile import TUNING, Tile, View, made, size_refusal
 
 _BYTE = 8  # spikes to a byte
 _STEPS = 16  # potentials of a value that the backward pass holds in registers
@@ -33,11 +33,7 @@ def lif_refusal(rule: Membrane, x: Array) -> str | None:
     if not rule.is_binary:
         name = getattr(rule.surrogate, "__name__", repr(rule.surrogate))
         return f"`surrogate` {name} was not made by `snnjax.surrogate.surrogate`"
-    if x.size == 0:
-        return "the current has no values"
-    if x.size >= 2**31:
-        return f"the current has {x.size} values; its kernel counts up to 2**31 - 1"
-    return None
+    return size_refusal(x, "the current")
 
 
 # Jitted, so that equal layers share one trace of their kernel, and one lowering.
@@ -77,7 +73,13 @@ def lif_backward(
     *,
     interpret: bool = False,
 ) -> tuple[Drive, Array | None, Array]:
-    """Cotangents of `drive`, `v` and `x` from those of the spikes and the last `v`."""
+    """Cotangents of `drive`, `v` and `x` from those of the spikes and the last `v`.
+
+    Args:
+        rule, drive, v, x, interpret: as for `lif_forward`.
+        ds: of the spikes, `[time, ...]` in `x`'s dtype; `x`'s is written over it.
+        dv: of the last potential, `[...]`; None with `v`.
+    """
     view, like = _view("lif_backward", x, drive), functools.partial(made, ds)
     over, dtype = (x.shape[0], *view.shape), float32_at_least(x.dtype)
     parts = -(-x.shape[0] // _STEPS)

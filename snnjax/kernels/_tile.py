@@ -69,6 +69,13 @@ class View:
         return (math.prod(self.tiles),)
 
 
+def size_refusal(a: Array, what: str) -> str | None:
+    """Why no kernel can count the values of `a`, or None."""
+    if 0 < a.size < 2**31:
+        return None
+    return f"{what} has {a.size} values; its kernel counts 1 to 2**31 - 1"
+
+
 def made(a: Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """A result of a kernel, that varies over devices inside `shard_map` as `a` does."""
     varies = jax.typeof(a).manual_axis_type

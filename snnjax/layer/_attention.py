@@ -1,8 +1,9 @@
 """Attention between spikes, without a softmax: sums of coincidences, and a neuron.
 
 Queries, keys and values are spikes, so their products are whole numbers, exact in
-float32 in whichever order they are taken. All three map `[time, batch, ..., features]`
-to the same shape, every axis in between being places, and every time step by itself.
+float32 up to 2**24 in whichever order they are taken; half precisions round. They map
+`[time, batch, ..., features]` to the same shape, axes in between being places (two of
+them, height and width, for `SpikeDrivenSelfAttention`), every time step by itself.
 """
 
 import functools
@@ -22,7 +23,7 @@ from ._rep_conv import RepConv
 _LIF = functools.partial(_neuron.LIF, detach_reset=True)
 
 
-def attend(q: Array, k: Array, v: Array, heads: int, scale: float) -> Array:
+def _attend(q: Array, k: Array, v: Array, heads: int, scale: float) -> Array:
     """`(q @ k.T @ v) * scale` for every time step, sample and head, without a softmax.
 
     Computed as `q @ (k.T @ v)`, which holds no places-by-places matrix.
@@ -57,6 +58,9 @@ class SpikingSelfAttention(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
+    Raises:
+        ValueError: `heads` does not divide `features`; at a call, the rank of `x`.
+
     Source: Zhou et al., "Spikformer: When Spiking Neural Network Meets Transformer",
     ICLR 2023.
     """
@@ -68,11 +72,11 @@ class SpikingSelfAttention(nnx.Module):
         *,
         scale: float = 0.125,
         attention_threshold: float = 0.5,
-        neuron: Any = _LIF,
+        neuron: MakeNeuron = _LIF,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ) -> None:
-        check_heads(features, heads)
+        _check_heads(features, heads)
         block = _blocks(features, neuron, dtype, rngs)
         self.q, self.k, self.v = block(), block(), block()
         self.neuron = neuron(v_threshold=attention_threshold)
@@ -82,9 +86,9 @@ class SpikingSelfAttention(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """`[time, batch, ..., features]` to spikes of the same shape."""
         with jax.named_scope("snn.spiking_self_attention"):
-            tokens = flat_places(x)
+            tokens = _flat_places(x)
             q, k, v = self.q(tokens), self.k(tokens), self.v(tokens)
-            y = self.neuron(attend(q, k, v, self.heads, self.scale))
+            y = self.neuron(_attend(q, k, v, self.heads, self.scale))
             return self.projection(y).reshape(x.shape)
 
 
@@ -98,6 +102,9 @@ class TokenQKAttention(nnx.Module):
         features, heads, attention_threshold, neuron, dtype, rngs: as for
             `SpikingSelfAttention`.
 
+    Raises:
+        ValueError: as `SpikingSelfAttention`.
+
     Source: Zhou et al., "QKFormer: Hierarchical Spiking Transformer using Q-K
     Attention", NeurIPS 2024.
     """
@@ -108,11 +115,11 @@ class TokenQKAttention(nnx.Module):
         heads: int = 8,
         *,
         attention_threshold: float = 0.5,
-        neuron: Any = _LIF,
+        neuron: MakeNeuron = _LIF,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ) -> None:
-        check_heads(features, heads)
+        _check_heads(features, heads)
         block = _blocks(features, neuron, dtype, rngs)
         self.q, self.k = block(), block()
         self.neuron = neuron(v_threshold=attention_threshold)
@@ -122,7 +129,7 @@ class TokenQKAttention(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """`[time, batch, ..., features]` to spikes of the same shape."""
         with jax.named_scope("snn.token_qk_attention"):
-            tokens = flat_places(x)
+            tokens = _flat_places(x)
             heads = (*tokens.shape[:3], self.heads, -1)
             q, k = self.q(tokens).reshape(heads), self.k(tokens).reshape(heads)
             chosen = self.neuron(q.sum(-1, keepdims=True))
@@ -144,6 +151,9 @@ class SpikeDrivenSelfAttention(nnx.Module):
         features, heads, scale, attention_threshold, neuron, dtype, rngs: as for
             `SpikingSelfAttention`.
 
+    Raises:
+        ValueError: as `SpikingSelfAttention`.
+
     Source: Yao et al., "Spike-driven Transformer V2: Meta Spiking Neural Network
     Architecture Inspiring the Design of Next-generation Neuromorphic Chips", ICLR
     2024.
@@ -156,11 +166,11 @@ class SpikeDrivenSelfAttention(nnx.Module):
         *,
         scale: float = 0.125,
         attention_threshold: float = 0.5,
-        neuron: Any = _LIF,
+        neuron: MakeNeuron = _LIF,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ) -> None:
-        check_heads(features, heads)
+        _check_heads(features, heads)
         convs = [RepConv(features, dtype=dtype, rngs=rngs) for _ in range(4)]
         *inner, self.projection = convs
         self.first = neuron()
@@ -173,21 +183,21 @@ class SpikeDrivenSelfAttention(nnx.Module):
         check_time_major(x, "x", "time batch height width channel")
         with jax.named_scope("snn.spike_driven_self_attention"):
             s = self.first(x)
-            q, k, v = (flat_places(part(s)) for part in (self.q, self.k, self.v))
-            y = self.neuron(attend(q, k, v, self.heads, self.scale))
+            q, k, v = (_flat_places(part(s)) for part in (self.q, self.k, self.v))
+            y = self.neuron(_attend(q, k, v, self.heads, self.scale))
             return self.projection(y.reshape(x.shape))
 
 
-def check_heads(features: int, heads: int) -> None:
+def _check_heads(features: int, heads: int) -> None:
     """Raises unless features can be divided into heads."""
-    if features % heads:
+    if heads < 1 or features % heads:
         raise ValueError(
             f"`features` is {features} and `heads` is {heads}; allowed is a number of "
             "heads that divides the features."
         )
 
 
-def flat_places(x: Array) -> Array:
+def _flat_places(x: Array) -> Array:
     """`[time, batch, ..., feature]` as `[time, batch, place, feature]`."""
     check_time_major(x, "x", "time batch place ...")
     places = math.prod(x.shape[2:-1])

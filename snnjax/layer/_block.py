@@ -10,7 +10,7 @@ from .._types import Array
 from ._flax import BatchNorm, Conv, Linear
 from ._norm_neuron import NormNeuron
 
-MakeNeuron = Callable[[], nnx.Module]
+MakeNeuron = Callable[..., nnx.Module]  # some ask for a `v_threshold`
 
 # kaiming_normal_(mode="fan_out", nonlinearity="relu"), as ResNet and SEW-ResNet use it
 _KAIMING_FAN_OUT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -41,7 +41,11 @@ class _Block(nnx.Module):
 
 
 class ConvBlock(_Block):
-    """`Convolution, batch normalisation[, pool], neuron[, pool]`.
+    """Convolution, batch normalisation, neuron; a pool before or behind the neuron.
+
+        s = pool(neuron(pool_current(BN(conv(x)))))
+
+    `[time, batch, height, width, in_features]` to spikes, `[..., out_features]`.
 
     Args:
         in_features: channels that come in.
@@ -54,6 +58,9 @@ class ConvBlock(_Block):
         use_bias: of the convolution; batch norm makes it superfluous.
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: `kernel_size` is even, or differs by axis.
     """
 
     def __init__(
@@ -70,13 +77,12 @@ class ConvBlock(_Block):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ) -> None:
-        size = kernel_size if isinstance(kernel_size, int) else kernel_size[0]
         conv = Conv(
             in_features,
             out_features,
             kernel_size,
             strides,
-            padding=size // 2,
+            padding=_odd(kernel_size) // 2,
             kernel_init=_KAIMING_FAN_OUT,
             use_bias=use_bias,
             dtype=dtype,
@@ -86,8 +92,22 @@ class ConvBlock(_Block):
         super().__init__(conv, NormNeuron(norm, neuron(), pool_current), pool)
 
 
+def _odd(kernel_size: int | Sequence[int]) -> int:
+    sizes = [kernel_size] if isinstance(kernel_size, int) else kernel_size
+    if len(set(sizes)) != 1 or sizes[0] % 2 == 0:
+        raise ValueError(
+            f"`kernel_size` is {kernel_size}; allowed is an odd integer, or a tuple of "
+            "equal ones. Take `layer.Conv` and `layer.NormNeuron` for others."
+        )
+    return sizes[0]
+
+
 class LinearBlock(_Block):
-    """`Linear, batch normalisation, neuron` over the last axis, a 1x1 `ConvBlock`.
+    """Linear, batch normalisation, neuron over the last axis: a 1x1 `ConvBlock`.
+
+        s = neuron(BN(x @ W + b))
+
+    `[time, batch, ..., in_features]` to spikes, `[..., out_features]`.
 
     Args:
         in_features: features that come in.

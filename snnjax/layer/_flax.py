@@ -1,4 +1,4 @@
-"""Stateless layers over `[time, batch, ...]`, thin on top of Flax's own.
+"""Flax's layers over `[time, batch, ...]`, thin on top of its own.
 
 Flax's layers act on the last axis (Linear, BatchNorm), on every element (Dropout) or on
 one batch axis (Conv, pooling). `fold` makes one batch axis of time and batch where that
@@ -14,7 +14,8 @@ import jax
 from flax import nnx
 from flax.typing import PaddingLike
 
-from .._conv import add_bias, conv_general_dilated
+from .._bias import add_bias
+from .._conv import conv_general_dilated
 from .._norm import affine_of, batch_moments, normalize
 from .._shards import batch_shards
 from .._types import Array, check_time_major
@@ -29,6 +30,13 @@ def fold(f: Callable[[Array], Array], x: Array) -> Array:
 
     Where devices share the batch, time goes inside of it: each device's samples stay
     side by side. With time outside, XLA gathers the whole array on every device.
+
+    Args:
+        f: `[batch, *in]` to `[batch, *out]`, each sample by itself.
+        x: `[time, batch, *in]`.
+
+    Returns:
+        `[time, batch, *out]`.
     """
     if batch_shards() > 1:
         return _fold(f, x.swapaxes(0, 1)).swapaxes(0, 1)
@@ -44,6 +52,7 @@ class Conv(nnx.Conv):
     """Convolution over `[time, batch, *space, channel]`; 1 to 3 dimensions of space.
 
     Its gradients are fast on a CPU, inside loops too; a GPU's library is left alone.
+    Reverse mode only: `jax.jvp` fails.
 
     Args:
         in_features: channels that come in.
@@ -53,6 +62,10 @@ class Conv(nnx.Conv):
         use_bias, bias_init: whether there is a bias, and its first values.
         rngs: where the initial kernel comes from.
         **settings: the rest of `flax.nnx.Conv`.
+
+    Raises:
+        ValueError: at a call, `x` is not `[time, batch, *space, channel]` with 1 to 3
+            dimensions of space, or has other channels.
     """
 
     def __init__(
@@ -105,11 +118,15 @@ class BatchNorm(nnx.BatchNorm):
     Args:
         num_features: channels, the last axis.
         momentum: of the running statistics, `new = momentum * old + (1 - momentum) *
-            batch`; 0.9 is PyTorch's 0.1.
+            batch`; 0.9 is PyTorch's 0.1, whose running variance is the unbiased one;
+            this is the biased one, as Flax's.
         epsilon: added to the variance.
         use_scale, use_bias: whether there is one.
         dtype: of the output; None is the dtype that came. Moments are float32 at least.
         rngs: where initial parameters come from.
+
+    Raises:
+        ValueError: at a call, `x` has another rank or other channels.
 
     Source: over time and batch in an SNN, Zheng et al., "Going Deeper With Directly-
     Trained Larger Spiking Neural Networks", AAAI 2021.
@@ -156,7 +173,7 @@ class BatchNorm(nnx.BatchNorm):
         """`factor` and `shift`, `[num_features]` each, that normalize `x`.
 
         Moves the running statistics as a call does; `x * factor + shift` is what the
-        call returns, for whoever has a better place to compute it.
+        call of a plain `BatchNorm` returns, for whoever has a better place for it.
         """
         check_time_major(x, "x", "time batch ...")
         _check_features(x, self.num_features)
@@ -218,6 +235,10 @@ class AvgPool(_Pool):
         window: one integer for two dimensions of space, or a tuple of integers.
         strides: as `window`; `None` is the window itself.
         padding: `"VALID"`, `"SAME"` or pairs of integers; padded zeros count.
+
+    Raises:
+        ValueError: at a call, `x` is not `[time, batch, *space, channel]` with 1 to 3
+            dimensions of space.
     """
 
     def __call__(self, x: Array) -> Array:
@@ -241,7 +262,17 @@ def _mean_of_tiles(x: Array, window: tuple[int, ...]) -> Array:
 
 
 class MaxPool(_Pool):
-    """Maximum over windows of space; spikes stay spikes. Arguments as `AvgPool`."""
+    """Maximum over windows of space, `[time, batch, *space, channel]`.
+
+    Spikes stay spikes.
+
+    Args:
+        window, strides: as `AvgPool`.
+        padding: as `AvgPool`; what is padded never wins.
+
+    Raises:
+        ValueError: as `AvgPool`.
+    """
 
     def __call__(self, x: Array) -> Array:
         self._check(x)
@@ -251,7 +282,11 @@ class MaxPool(_Pool):
 
 
 class Flatten(nnx.Module):
-    """`[time, batch, ...]` to `[time, batch, feature]`."""
+    """`[time, batch, ...]` to `[time, batch, feature]`.
+
+    Raises:
+        ValueError: at a call, `x` has fewer than two axes or no time step.
+    """
 
     def __call__(self, x: Array) -> Array:
         check_time_major(x, "x", "time batch ...")

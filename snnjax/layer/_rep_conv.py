@@ -18,6 +18,8 @@ from ._flax import BatchNorm, Conv
 class RepConv(nnx.Module):
     """Spikes to a normalized current of the same shape.
 
+        y = BN(BN(W_2 * depthwise(pad(BN(W_1 * x)))))
+
     The first norm pads its result by one place with what it makes of a zero, by its
     running moments, so that the whole stays one convolution.
 

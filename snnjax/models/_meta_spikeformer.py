@@ -16,6 +16,7 @@ from flax import nnx
 from .. import layer
 from .. import neuron as _neuron
 from .._types import Array
+from ._depth import check_depth
 
 _LIF = functools.partial(_neuron.LIF, detach_reset=True)
 
@@ -28,7 +29,9 @@ class _Projection(nnx.Module):
         self.proj_bn = layer.Sequential(*layers)
 
     def __call__(self, x: Array) -> Array:
-        return self.proj_bn(x if self.neuron is None else self.neuron(x))
+        """Currents (images without a neuron), `[time, batch, ..., channel]`, alike."""
+        with jax.named_scope("snn.projection"):
+            return self.proj_bn(x if self.neuron is None else self.neuron(x))
 
     def __spatial_split__(self) -> tuple[Any, ...]:
         neuron = () if self.neuron is None else (self.neuron,)
@@ -139,6 +142,9 @@ class MetaTransformerBlock(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
+    Raises:
+        ValueError: `heads` does not divide `features`.
+
     Source: Yao et al., ICLR 2024, and its code.
     """
 
@@ -197,6 +203,9 @@ class MetaSpikeformer(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
+    Raises:
+        ValueError: `heads` does not divide the features, or `depth` has not 2 numbers.
+
     Source: Yao et al., ICLR 2024, and its code, whose classifier reads
     the mean current.
     """
@@ -221,6 +230,7 @@ class MetaSpikeformer(nnx.Module):
         block = functools.partial(
             MetaTransformerBlock, heads=heads, mlp_ratio=mlp_ratio, **settings
         )
+        check_depth(depth, 2)
         half, last = width // 2, 5 * width if last is None else last
         self.stages = layer.Sequential(
             down(in_features, half, 7, neuron=None),

@@ -14,7 +14,9 @@ from flax import nnx
 from .. import layer
 from .. import neuron as _neuron
 from .._types import Array
-from ._spikformer import SpikformerBlock, halving
+from ._depth import check_depth
+from ._pool import halving
+from ._spikformer import SpikformerBlock
 
 _LIF = functools.partial(_neuron.LIF, detach_reset=True)
 
@@ -64,7 +66,7 @@ class SpikingPatchEmbedding(nnx.Module):
             if second
             else None
         )
-        strides = 2 if any(pools[1:]) else 1
+        strides = 2 ** (pools[1] + (second and pools[2]))
         self.shortcut = layer.ConvBlock(half, features, 1, strides=strides, **settings)
 
     def __call__(self, x: Array) -> Array:
@@ -100,6 +102,9 @@ class QKFormer(nnx.Module):
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
 
+    Raises:
+        ValueError: `heads` does not divide the features, or `depth` has not 3 numbers.
+
     Source: Zhou et al., NeurIPS 2024, and its code.
     """
 
@@ -117,6 +122,7 @@ class QKFormer(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ) -> None:
+        check_depth(depth, 3)
         settings = {"neuron": neuron, "dtype": dtype, "rngs": rngs}
         # CIFAR's code pools behind a stage's second convolution, ImageNet's the first.
         later = (False, False, True) if small_images else (False, True, False)

@@ -15,6 +15,7 @@ from flax import nnx
 from .. import layer
 from .. import neuron as _neuron
 from .._types import Array
+from ._pool import halving
 
 # The paper's element-wise functions of spikes: s of the branch, x of the shortcut.
 CONNECT: dict[str, Callable[[Array, Array], Array]] = {
@@ -44,6 +45,11 @@ class SEWBlock(nnx.Module):
         neuron: makes a neuron.
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: another connect function.
+
+    Source: Fang et al., NeurIPS 2021, section 4.
     """
 
     def __init__(
@@ -58,10 +64,11 @@ class SEWBlock(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ) -> None:
+        _check("connect", connect, CONNECT)
         block = functools.partial(
             layer.ConvBlock, neuron=neuron, dtype=dtype, rngs=rngs
         )
-        narrow = out_features // 4 if bottleneck else out_features
+        narrow = out_features // 4
         branch = (
             [
                 block(in_features, narrow, 1),
@@ -165,8 +172,8 @@ def _stem(
 ) -> layer.ConvBlock:
     if small_images:
         return layer.ConvBlock(in_features, width, 3, **settings)
-    pool = layer.MaxPool(3, 2, padding=((1, 1), (1, 1)))
-    return layer.ConvBlock(in_features, width, 7, strides=2, pool=pool, **settings)
+    settings |= {"strides": 2, "pool": halving()}
+    return layer.ConvBlock(in_features, width, 7, **settings)
 
 
 def _check(name: str, value: Any, allowed: Any) -> None:

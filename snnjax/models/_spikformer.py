@@ -15,6 +15,7 @@ from flax import nnx
 from .. import layer
 from .. import neuron as _neuron
 from .._types import Array
+from ._pool import halving
 
 _LIF = functools.partial(_neuron.LIF, detach_reset=True)
 
@@ -31,6 +32,9 @@ class SpikingPatchSplitting(nnx.Module):
         neuron: makes a neuron.
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: another patch size, or `features` is no multiple of 8.
     """
 
     def __init__(
@@ -74,11 +78,6 @@ class SpikingPatchSplitting(nnx.Module):
         return *self.blocks.layers, self.position
 
 
-def halving() -> layer.MaxPool:
-    """The pool of the papers, which halves height and width; windows overlap."""
-    return layer.MaxPool(3, 2, padding=((1, 1), (1, 1)))
-
-
 class SpikingMLP(nnx.Module):
     """Two `LinearBlock`s, wider in between.
 
@@ -105,7 +104,8 @@ class SpikingMLP(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """`[time, batch, ..., features]` to spikes of the same shape."""
-        return self.narrow(self.wide(x))
+        with jax.named_scope("snn.spiking_mlp"):
+            return self.narrow(self.wide(x))
 
     def __spatial_split__(self) -> tuple[Any, ...]:
         """Both blocks."""
@@ -123,6 +123,9 @@ class SpikformerBlock(nnx.Module):
         neuron: makes a neuron; it takes `v_threshold`.
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: `heads` does not divide `features`.
     """
 
     def __init__(
@@ -169,6 +172,10 @@ class Spikformer(nnx.Module):
         neuron: makes a neuron; it takes `v_threshold`.
         dtype: of the computation; parameters stay float32.
         rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: another patch size, or `features` is no multiple of 8 and of
+            `heads`.
 
     Source: Zhou et al., ICLR 2023, and its code. There, each block also has
     two layer norms that nothing reads; they are left out.

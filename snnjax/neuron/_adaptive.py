@@ -1,12 +1,5 @@
 """Adaptive LIF: every spike raises the threshold for a while.
 
-    a[t] = v_threshold + beta * b[t-1]                         threshold
-    h[t] = v[t-1] + (x[t] - (v[t-1] - rest)) / tau             charge, as LIF
-    s[t] = 1 if h[t] >= a[t] else 0                            fire
-    v[t] = h[t] * (1 - s[t]) + v_reset * s[t]                  reset, hard
-    v[t] = h[t] - a[t] * s[t]                                  reset, soft: v_reset=None
-    b[t] = rho * b[t-1] + (1 - rho) * s[t],    rho = exp(-1 / tau_adaptation)
-
 Bellec et al., "Long Short-Term Memory and Learning-to-Learn in Networks of Spiking
 Neurons", NeurIPS 2018, and "A Solution to the Learning Dilemma for
 Recurrent Networks of Spiking Neurons", Nature Communications 2020.
@@ -17,10 +10,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .. import surrogate as _surrogate
-from .._membrane import Surrogate
+from .._membrane import Drive, Membrane, Surrogate
 from .._types import Array, float32_at_least
 from ._causal import Constants, causal
 from ._lif import check_tau
@@ -31,23 +23,20 @@ from ._neuron import Neuron
 class _Adaptation:
     """The settings of a step; the state is the membrane and, behind it, `b`."""
 
-    leak: float
-    decay_input: bool
-    v_threshold: float
-    v_reset: float | None
+    membrane: Membrane
     beta: float
     rho: float
-    detach_reset: bool
-    surrogate: Surrogate
+
+    @property
+    def surrogate(self) -> Surrogate:
+        return self.membrane.surrogate
 
     def threshold(self, state: Array) -> Array:
-        return self.v_threshold + self.beta * jnp.split(state, 2, -1)[1]
+        return self.membrane.v_threshold + self.beta * jnp.split(state, 2, -1)[1]
 
     def charge(self, constants: Constants, state: Array, x: Array) -> Array:
         del constants
-        v, rest = jnp.split(state, 2, -1)[0], self.v_reset or 0.0
-        gain = self.leak if self.decay_input else 1.0
-        h = v - self.leak * (v - rest) + gain * x
+        h = self.membrane.charge(Drive(), jnp.split(state, 2, -1)[0], x)
         return h - self.threshold(state)
 
     def reset(
@@ -55,16 +44,20 @@ class _Adaptation:
     ) -> Array:
         del constants
         b, a = jnp.split(state, 2, -1)[1], self.threshold(state)
-        h, given = above + a, lax.stop_gradient(s) if self.detach_reset else s
-        if self.v_reset is None:
-            v = h - a * given
-        else:
-            v = h * (1 - given) + self.v_reset * given
+        v = self.membrane.reset(above + a, s, a)
         return jnp.concatenate([v, self.rho * b + (1 - self.rho) * s], -1)
 
 
 class ALIF(Neuron):
     """Adaptive leaky integrate-and-fire neuron: `LIF` with a threshold that adapts.
+
+        a[t] = v_threshold + beta * b[t-1]                       threshold
+        h[t] = v[t-1] + (x[t] - (v[t-1] - rest)) / tau           charge, as LIF
+        h[t] = v[t-1] - (v[t-1] - rest) / tau + x[t]             decay_input=False
+        s[t] = 1 if h[t] >= a[t] else 0                          fire
+        v[t] = h[t] * (1 - s[t]) + v_reset * s[t]                reset, hard
+        v[t] = h[t] - a[t] * s[t]                                soft: v_reset=None
+        b[t] = rho * b[t-1] + (1 - rho) * s[t],  rho = exp(-1 / tau_adaptation)
 
     Backward, the input current is all that is kept.
 
@@ -94,26 +87,20 @@ class ALIF(Neuron):
         surrogate: Surrogate = _surrogate.atan,
     ) -> None:
         super().__init__()
-        check_tau(tau)
+        check_tau(tau, decay_input)
         if tau_adaptation <= 0:
             raise ValueError(
                 f"`tau_adaptation` is {tau_adaptation}; a time constant is above 0 "
                 "time steps."
             )
-        self.rule = _Adaptation(
-            1 / tau,
-            decay_input,
-            v_threshold,
-            v_reset,
-            beta,
-            math.exp(-1 / tau_adaptation),
-            detach_reset,
-            surrogate,
+        membrane = Membrane(
+            1 / tau, decay_input, v_threshold, v_reset, detach_reset, surrogate
         )
+        self.rule = _Adaptation(membrane, beta, math.exp(-1 / tau_adaptation))
 
     def initial_state(self, x: Array) -> Array:
         """Membranes at rest and, behind them, `b = 0`: `[batch, 2 * features]`."""
-        rest = jnp.full((len(x), x[0].size), self.rule.v_reset or 0.0)
+        rest = jnp.full((len(x), x[0].size), self.rule.membrane.rest)
         state = jnp.concatenate([rest, jnp.zeros_like(rest)], -1)
         return state.astype(float32_at_least(x.dtype))
 

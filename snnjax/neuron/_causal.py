@@ -4,7 +4,7 @@ As `_lif.py` does it, for dynamics of any kind: forward, charged potentials are 
 over the input current, and spikes are compared outside the loop; backward, the states
 are computed again and the gradient is written over the incoming one. What is kept is
 the input current. Of `jax.lax.scan`, XLA would allocate the stacked results when the
-program starts (design 4.2).
+program starts.
 """
 
 import functools
@@ -27,7 +27,10 @@ Constants = tuple[Array, ...]
 class Rule(Protocol):
     """One step of a neuron, with settings that can be hashed."""
 
-    surrogate: Surrogate
+    @property
+    def surrogate(self) -> Surrogate:
+        """The spike function."""
+        ...
 
     def charge(self, constants: Constants, state: Array, x: Array) -> Array:
         """Potential above the threshold, of the current `x` of one step."""

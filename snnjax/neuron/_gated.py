@@ -1,14 +1,7 @@
 """Gated LIF: learned gates choose between kinds of leak, input and reset.
 
-    I[t] = (1 - b * (1 - g[t])) * x[t]                       input, gate b
-    u[t] = (1 - a * (1 - tau)) * u[t-1] * (1 - c * s[t-1])   exponential leak, gate a
-           - (1 - a) * leak + I[t]                           or a linear one
-           - (1 - c) * v_reset * s[t-1]                      reset, hard or soft, gate c
-    s[t] = 1 if u[t] >= v_threshold else 0
-
-All ten numbers are sigmoids of parameters, `g` one for each time step. Yao et al.,
-"GLIF: A Unified Gated Leaky Integrate-and-Fire Neuron for Spiking Neural Networks",
-NeurIPS 2022, layer by layer.
+Yao et al., "GLIF: A Unified Gated Leaky Integrate-and-Fire Neuron for Spiking Neural
+Networks", NeurIPS 2022, layer by layer.
 """
 
 import dataclasses
@@ -47,6 +40,15 @@ class _Gates:
 class GLIF(Neuron):
     """Gated leaky integrate-and-fire neuron; one set of gates for a layer.
 
+        I[t] = (1 - b * (1 - g[t])) * x[t]                    input, gate b
+        u[t] = (1 - a * (1 - tau)) * u[t-1] * (1 - c * s[t-1])   leak, gate a:
+               - (1 - a) * leak + I[t]                        exponential, or linear
+               - (1 - c) * v_reset * s[t-1]                   reset, gate c
+        s[t] = 1 if u[t] >= v_threshold else 0
+
+    All eight are sigmoids of parameters, `g` one for each time step. The parameters
+    are named as the arguments and hold logits: `sigmoid(glif.tau[...])` is the value.
+
     Backward, the input current is kept, and that after the input gate.
 
     Args:
@@ -80,10 +82,11 @@ class GLIF(Neuron):
     ) -> None:
         super().__init__()
         a, b, c = gates
-        first = {"a": a, "b": b, "c": c, "tau": tau, "v_threshold": v_threshold}
-        first |= {"v_reset": v_reset, "leak": leak}
-        for name, value in first.items():
-            setattr(self, name, nnx.Param(jnp.float32(_logit(name, value))))
+        first = {"a": (a, "gates[0]"), "b": (b, "gates[1]"), "c": (c, "gates[2]")}
+        first |= {"tau": (tau, "tau"), "v_threshold": (v_threshold, "v_threshold")}
+        first |= {"v_reset": (v_reset, "v_reset"), "leak": (leak, "leak")}
+        for name, (value, argument) in first.items():
+            setattr(self, name, nnx.Param(jnp.float32(_logit(argument, value))))
         steady = jnp.full((time_steps,), _logit("conductance", conductance))
         self.conductance = nnx.Param(steady.astype(jnp.float32))
         self.surrogate = surrogate
@@ -92,11 +95,7 @@ class GLIF(Neuron):
         return jnp.zeros((len(x), x[0].size), float32_at_least(x.dtype))
 
     def multi_step(self, x: Array, state: Array) -> tuple[Array, Array]:
-        if self.kept is not None:
-            raise ValueError(
-                "`keep_state` is on, but GLIF has a conductance for each step of a "
-                "whole sequence, and would begin with the first one at every call."
-            )
+        self._refuse_to_keep("has a conductance for each step of a whole sequence")
         flat = x.reshape((*x.shape[:2], -1))
         names = ("a", "b", "c", "tau", "v_threshold", "v_reset", "leak")
         a, b, c, tau, threshold, reset, leak = (
@@ -113,5 +112,7 @@ class GLIF(Neuron):
 
 def _logit(name: str, value: float) -> float:
     if not 0 < value < 1:
-        raise ValueError(f"`{name}` is {value}; a sigmoid allows values in (0, 1).")
+        raise ValueError(
+            f"`{name}` is {value}; allowed is a number in (0, 1), as a sigmoid gives."
+        )
     return math.log(value / (1 - value))

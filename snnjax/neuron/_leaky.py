@@ -72,8 +72,13 @@ class _Leaky(Neuron):
 class IF(_Leaky):
     """Integrate-and-fire neuron: `lif` without a leak.
 
+        h[t] = v[t-1] + x[t]
+
     Args:
         v_threshold, v_reset, detach_reset, surrogate, implementation: as in `lif`.
+
+    Raises:
+        ValueError: `implementation` is unknown.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -87,10 +92,15 @@ class IF(_Leaky):
 class LIF(_Leaky):
     """Leaky integrate-and-fire neuron; the mathematics is `lif`.
 
+        h[t] = v[t-1] + (x[t] - (v[t-1] - rest)) / tau
+
     Args:
         tau: membrane time constant in time steps, at least 1.
         decay_input, v_threshold, v_reset, detach_reset, surrogate, implementation: as
             in `lif`.
+
+    Raises:
+        ValueError: `tau` is below 1, or `implementation` is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -102,7 +112,7 @@ class LIF(_Leaky):
 
     def __init__(self, *, tau: float = 2.0, **settings: Any) -> None:
         super().__init__(**settings)
-        check_tau(tau)
+        check_tau(tau, self.decay_input)
         self.tau = tau
 
     @property
@@ -117,6 +127,9 @@ class PLIF(_Leaky):
         tau: initial membrane time constant in time steps, above 1.
         decay_input, v_threshold, v_reset, detach_reset, surrogate, implementation: as
             in `lif`.
+
+    Raises:
+        ValueError: `tau` is not finite and above 1, or `implementation` is unknown.
 
     Source: Fang et al., "Incorporating Learnable Membrane Time Constant to Enhance
     Learning of Spiking Neural Networks", ICCV 2021, equation 9.

@@ -13,9 +13,15 @@ from .. import kernels
 from .. import surrogate as _surrogate
 from .._gate import start_after
 from .._marks import CAUSAL, FROM_REST, carries_state, marked
-from .._membrane import Drive, Membrane, Surrogate, with_axes_of
+from .._membrane import Drive, Membrane, Surrogate, check_affine
 from .._shards import alike
-from .._types import Array, check_floating, check_time_major, float32_at_least
+from .._types import (
+    Array,
+    check_floating,
+    check_time_major,
+    float32_at_least,
+    with_axes_of,
+)
 from ._rows import put_row, row_at
 
 How = tuple[Membrane, str | None]  # and the implementation
@@ -35,19 +41,20 @@ def lif(
     shift: Array | None = None,
     implementation: str | None = None,
 ) -> tuple[Array, Array]:
-    """Leaky integrate-and-fire over all time steps; the equations are those of
-    `snnjax.neuron`.
+    """Leaky integrate-and-fire over all time steps; equations as in `snnjax.neuron`.
 
     The backward pass keeps `x` and nothing else: the membrane potential is computed
-    again, in place, and the gradient is written over the incoming one.
+    again, in place, and the gradient is written over the incoming one. Reverse mode
+    only: `jax.jvp` fails.
 
     Args:
         x: input current, `[time, ...]`, floating. Half precisions keep a float32
             membrane.
         v: membrane potential before the first step, `[...]`; `None` is rest.
-        tau: membrane time constant in time steps, at least 1; `math.inf` is IF. An
-            array, of a shape that broadcasts to `x[0]`, is differentiated and not
-            checked.
+        tau: membrane time constant in time steps, at least 1; `math.inf` with
+            `decay_input=False` is IF. An array, of a shape that broadcasts to `x[0]`,
+            is differentiated, and its values are not checked; where it is `inf`, with
+            `decay_input=True`, its gradient is 0.
         decay_input: whether the leak also scales the input.
         v_threshold: firing threshold.
         v_reset: potential after a spike; `None` subtracts the threshold instead.
@@ -63,8 +70,9 @@ def lif(
         Spikes, `[time, ...]` in `x`'s dtype, and the last membrane potential, `[...]`.
 
     Raises:
-        ValueError: no time step, integer `x`, `tau` below 1, or `scale` without
-            `shift`.
+        ValueError: `x` has no time step or no floating dtype; `tau` is below 1 or does
+            not broadcast; `v`, `scale` or `shift` has another shape; `v_threshold` or
+            `v_reset` is no Python number; `implementation` is unknown.
         NotImplementedError: `"pallas"` where its kernel cannot run.
 
     Source: charge, fire and reset as in SpikingJelly; the backward pass is
@@ -132,10 +140,11 @@ def _setting(
 ) -> tuple[How, Drive]:
     check_time_major(x, "x", "time ...")
     check_floating(x, "x")
-    check_tau(tau)
+    check_tau(tau, decay_input)
+    _check_shape(tau, x.shape[1:])
     _check_number(v_threshold, "v_threshold")
     _check_number(0.0 if v_reset is None else v_reset, "v_reset")
-    _check_affine(x, scale, shift)
+    check_affine(x, scale, shift)
     kernels.check_implementation(implementation)
     dtype = float32_at_least(x.dtype)
     number = isinstance(tau, int | float)
@@ -160,11 +169,28 @@ def _like_step(a: Array, step: tuple[int, ...]) -> Array:
     return a.reshape(shape) if a.ndim else a
 
 
-def check_tau(tau: float | Array) -> None:
-    if not isinstance(tau, jax.Array) and not np.all(np.asarray(tau) >= 1):
+def check_tau(tau: float | Array, decay_input: bool) -> None:
+    if isinstance(tau, jax.Array):
+        return
+    if not np.all(np.asarray(tau) >= 1):
         raise ValueError(
             f"`tau` is {tau}; a membrane time constant is at least 1 time step "
-            "(`math.inf` for no leak)."
+            "(`math.inf` with `decay_input=False`, or `snnjax.neuron.IF`, for no leak)."
+        )
+    if decay_input and np.any(np.isinf(tau)):
+        raise ValueError(
+            "`tau` is inf with `decay_input=True`, which scales the input by 1 / tau "
+            "= 0; allowed is `decay_input=False`. `snnjax.neuron.IF` does the same."
+        )
+
+
+def _check_shape(tau: float | Array, step: tuple[int, ...]) -> None:
+    shape = np.shape(tau)
+    pairs = zip(reversed(shape), reversed(step))
+    if len(shape) > len(step) or any(n not in (1, m) for n, m in pairs):
+        raise ValueError(
+            f"`tau` has shape {shape}; allowed is one that broadcasts to {step}, a "
+            "time step of `x`: one number, one a feature, or one a neuron."
         )
 
 
@@ -172,16 +198,6 @@ def _check_number(value: Any, name: str) -> None:
     if not isinstance(value, int | float):
         raise ValueError(
             f"`{name}` is of type {type(value).__name__}; allowed is a Python number."
-        )
-
-
-def _check_affine(x: Array, scale: Array | None, shift: Array | None) -> None:
-    shapes = [None if a is None else a.shape for a in (scale, shift)]
-    features = x.shape[-1:] if x.ndim > 1 else None
-    if shapes not in ([None, None], [features, features]):
-        raise ValueError(
-            f"`scale` and `shift` have shapes {shapes[0]} and {shapes[1]}; allowed are "
-            f"both of {features}, the features of `x`, or neither."
         )
 
 
@@ -252,7 +268,7 @@ def _potentials(rule: Membrane, drive: Drive, v: Array | None, x: Array) -> Arra
     """Charged potentials of all steps, written over the current.
 
     A scan that stacks its outputs would start from a buffer of zeros, which XLA
-    allocates at the start of the program and keeps alive all through (design 4.2). And
+    allocates at the start of the program and keeps alive all through. And
     the buffer is all that the loop changes: each row is made of the one before and
     written once. A potential carried beside it would be a second reader of the row that
     is written over, for which XLA:CPU copies the whole buffer twice a step.
@@ -338,6 +354,8 @@ def _pull_back(
 def _charge_by_leak(rule: Membrane, leak: Array, v: Array, h: Array) -> Array:
     """d charge / d leak; the input current is gone by then, but `h` contains it."""
     if rule.decay_input:
+        # At tau = inf the current is not in `h`, and its derivative is taken as 0. A
+        # long tau loses digits: the error is some tau times that of `h`.
         return jnp.where(leak > 0, (h - v) / jnp.where(leak > 0, leak, 1), 0)
     return rule.rest - v
 

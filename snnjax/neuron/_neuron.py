@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from .._membrane import Drive
+from .._membrane import Drive, check_affine
 from .._types import Array, check_floating, check_time_major, float32_at_least
 
 Step = Callable[[Array, Any], tuple[Array, Any]]
@@ -25,6 +25,9 @@ def scan(step: Step, x: Array, state: Any) -> tuple[Array, Any]:
 
     Returns:
         Outputs of all steps, `[time, ...]`, and the last state.
+
+    Raises:
+        ValueError: `x` has no time step.
     """
     check_time_major(x, "x", "time ...")
 
@@ -64,16 +67,31 @@ class Neuron(nnx.Module):
         """Runs all time steps of `x`, `[time, batch, ...]`; spikes have its shape.
 
         With `scale` and `shift`, `[feature]` each, the current is `x * scale + shift`,
-        in float32 at least, as `layer.BatchNorm.affine` gives them.
+        in float32 at least, as `layer.BatchNorm.affine` gives them; then rounded to
+        `x`'s dtype, but by IF, LIF and PLIF.
+
+        Raises:
+            ValueError: `x` is not `[time, batch, ...]` of floating dtype, `scale` or
+                `shift` is not of its features, or a kept state has another shape.
         """
         check_time_major(x, "x", "time batch ...")
         check_floating(x, "x")
+        check_affine(x, scale, shift)
         if self.kept is None:
             return self._from_rest(x, scale, shift)
         state = _continue(self.kept.get_value(), self.initial_state(x[0]))
         spikes, state = self._from_state(x, scale, shift, state)
         self.kept.set_value(state)
         return spikes
+
+    def _refuse_to_keep(self, why: str) -> None:
+        """Raises ValueError where a state is to be kept, and there is none."""
+        if self.kept is not None:
+            raise ValueError(
+                f"`keep_state` is on, but {type(self).__name__} {why}. Allowed is a "
+                "call from rest, `keep_state(model, False)`, or a neuron with a state, "
+                "such as SlidingPSN or LIF."
+            )
 
     def _from_rest(self, x: Array, scale: Any, shift: Any) -> Array:
         return self._from_state(x, scale, shift, self.initial_state(x[0]))[0]

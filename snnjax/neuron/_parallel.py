@@ -8,6 +8,7 @@ Long-term Dependencies", NeurIPS 2023. There is no loop: one matrix product over
 time axis. Backward, the input current and the weights are all that is kept.
 """
 
+import abc
 import functools
 from typing import Any
 
@@ -61,21 +62,8 @@ def _backward(
 _parallel.defvjp(_forward, _backward)
 
 
-class PSN(Neuron):
-    """Parallel spiking neuron: every step sees all steps, later ones too.
-
-        s = surrogate(weight @ x - threshold)
-
-    Args:
-        time_steps: that every call has.
-        surrogate: spike function.
-        rngs: where the initial weights come from.
-
-    Raises:
-        ValueError: at a call, another number of time steps, or a state to keep.
-
-    Source: Fang et al., NeurIPS 2023.
-    """
+class _Whole(Neuron):
+    """What PSN and MaskedPSN share: weights of a whole sequence. Arguments as PSN."""
 
     def __init__(
         self,
@@ -94,9 +82,9 @@ class PSN(Neuron):
         del x
         return ()
 
+    @abc.abstractmethod
     def effective_weight(self) -> Array:
         """The linear map, `[time, input time]`."""
-        return self.weight[...]
 
     def multi_step(self, x: Array, state: Any) -> tuple[Array, Any]:
         self._check(x)
@@ -112,14 +100,30 @@ class PSN(Neuron):
                 f"{steps} that this {type(self).__name__} was made for. SlidingPSN "
                 "takes any number."
             )
-        if self.kept is not None:
-            raise ValueError(
-                f"`keep_state` is on, but {type(self).__name__} sees a sequence as a "
-                "whole and has no state; SlidingPSN has one."
-            )
+        self._refuse_to_keep("sees a sequence as a whole")
 
 
-class MaskedPSN(PSN):
+class PSN(_Whole):
+    """Parallel spiking neuron: every step sees all steps, later ones too.
+
+        s = surrogate(weight @ x - threshold)
+
+    Args:
+        time_steps: that every call has.
+        surrogate: spike function.
+        rngs: where the initial weights come from.
+
+    Raises:
+        ValueError: at a call, another number of time steps, or a state to keep.
+
+    Source: Fang et al., NeurIPS 2023.
+    """
+
+    def effective_weight(self) -> Array:
+        return self.weight[...]
+
+
+class MaskedPSN(_Whole):
     """Masked parallel spiking neuron: a step sees itself and `order - 1` before it.
 
         s = surrogate((weight * mask) @ x - threshold)
@@ -131,6 +135,9 @@ class MaskedPSN(PSN):
         masking: 1 hides the others; the paper raises it from 0 to 1 in training, by
             assigning to `neuron.masking`.
         surrogate, rngs: as for `PSN`.
+
+    Raises:
+        ValueError: `order` is below 1; at a call, as `PSN`.
 
     Source: Fang et al., NeurIPS 2023.
     """
@@ -161,6 +168,9 @@ class SlidingPSN(Neuron):
     Args:
         order: steps that a step sees.
         surrogate: spike function.
+
+    Raises:
+        ValueError: `order` is below 1.
 
     Source: Fang et al., NeurIPS 2023. The first weights are powers
     of 1/2, 1 for the present step, as in the paper's code.

@@ -69,7 +69,7 @@ def _name_at_ends(ax: "Axes", ends: dict[str, tuple[float, float]]) -> None:
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
-            color=ax.lines[list(ends).index(name)].get_color(),
+            color=color(list(ends).index(name)),
             annotation_clip=False,
         )
         lowest = at + gap

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 class HasFront(Protocol):
-    """Such as a `snnjax.memopt.Plan` that a search made."""
+    """Such as a `snnjax.memopt.Plan` that a search made.
+
+    `pareto` gives pairs of peak bytes and slowdown; each of `trials` has `measured`,
+    `peak_bytes`, `slowdown` and `verdict`.
+    """
 
     def pareto(self) -> Sequence[tuple[int, float]]: ...
 

@@ -5,6 +5,7 @@ from ._devices import make_mesh as make_mesh
 from ._devices import replicate as replicate
 from ._devices import shard as shard
 from ._objective import Classifier as Classifier
+from ._objective import Measuring as Measuring
 from ._steps import make_eval_step as make_eval_step
 from ._steps import make_train_step as make_train_step
 from ._steps import peak_bytes as peak_bytes

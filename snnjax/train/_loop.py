@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -86,9 +86,8 @@ class Loop:
         """What is left of an epoch, its evaluation and its checkpoint."""
         place = self.place
         self.bar.begin(place.epoch, place.step_of_epoch, steps)
-        done, pace = place.step_of_epoch, Pace()
-        left = self.stream.pass_() if steps is None else self.stream.take(steps - done)
-        for batch in left:
+        pace = Pace()
+        for batch in self._left(steps):
             self._step(batch, pace)
         figures = self._figures() | {"samples_per_second": pace.mean}
         if eval_data is not None:
@@ -100,22 +99,33 @@ class Loop:
         place.epoch, place.step_of_epoch = place.epoch + 1, 0
         self._save()
 
+    def _left(self, steps: int | None) -> Iterator[Batch]:
+        """Batches of this epoch that are still to come."""
+        done = self.place.step_of_epoch
+        if steps is not None:
+            return self.stream.take(max(steps - done, 0))
+        # Saved while evaluating: this pass is over, the stream is at the next one.
+        return iter(()) if done and self.stream.at_start else self.stream.pass_()
+
     def _step(self, batch: Batch, pace: Pace) -> None:
         self.run.train(batch)
         pace.add(samples_in(batch) * jax.process_count())
         self.place.step += 1
         self.place.step_of_epoch += 1
         self.bar.advance()
-        if self.place.step % self.log_every == 0:
-            self._look(pace)
-        if self.save_every is not None and self.place.step % self.save_every == 0:
-            self._figures()
+        looks = self.place.step % self.log_every == 0
+        saves = self.save_every is not None and self.place.step % self.save_every == 0
+        figures = self._figures() if looks or saves else {}
+        if looks:
+            self._look(figures, pace)
+        if saves:
             self._save()
         self._stop_if_asked()
 
     def _figures(self) -> Figures:
         """Of the epoch so far; a loss that is no number ends the run, and is not saved.
 
+        It waits for the device, so a pace is looked at after it.
         Parameters do not recover from it, and it would spoil every later checkpoint.
         """
         figures = self.run.figures()
@@ -130,8 +140,7 @@ class Loop:
             )
         return figures
 
-    def _look(self, pace: Pace) -> None:
-        figures = self._figures()  # waits for the device, so first
+    def _look(self, figures: Figures, pace: Pace) -> None:
         rate, peak = pace.look(), self.run.program.peak_bytes
         self.bar.show(figures, rate, peak)
         self._write("train", figures | {"samples_per_second": rate})

@@ -65,6 +65,7 @@ class Classifier:
     decide: Callable[[Array], Array] = _rate
 
     def __call__(self, model: nnx.Module, x: Array, labels: Array) -> Array:
+        """The criterion alone, of `x` `[time, batch, ...]` and `labels` `[batch]`."""
         return self.measure(model, x, labels)[0]
 
     def measure(self, model: nnx.Module, *batch: Any) -> Measured:

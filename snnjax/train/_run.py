@@ -59,13 +59,20 @@ class Run:
         """The metrics over all batches, in evaluation mode."""
         model, metrics = self.variables.model, self._metrics()
         model.eval()
+        empty = True
         try:
             for batch in data:
+                empty = False
                 with self._on_mesh():
                     self._eval(model, metrics, batch=self._placed(batch))
                 after_each()
         finally:
             model.train()
+        if empty:
+            raise ValueError(
+                "`eval_data` has no batch, or is an iterator that is used up; it is "
+                "iterated at every evaluation: hand over a list or a data set."
+            )
         return _numbers(metrics)
 
     def figures(self) -> Figures:

@@ -47,6 +47,11 @@ class Stream:
         return itertools.islice(passes, count)
 
     @property
+    def at_start(self) -> bool:
+        """Whether no batch of this pass has been taken."""
+        return self._taken == 0
+
+    @property
     def state(self) -> dict[str, Any]:
         """The place, for `restore`; JSON can hold it if it can hold the iterator's."""
         place = {"pass": self._pass, "taken": self._taken}

@@ -27,18 +27,6 @@ class Trainer:
     Killed at any moment and started again with the same arguments, it goes on from its
     last checkpoint, to the same losses and parameters, bit for bit on one machine.
 
-    Example:
-        >>> import jax.numpy as jnp, optax, snnjax as snn
-        >>> from flax import nnx
-        >>> net = snn.layer.Sequential(
-        ...     snn.layer.Linear(2, 3, rngs=nnx.Rngs(0)), snn.neuron.LIF())
-        >>> loss = snn.train.Classifier(snn.loss.rate_mse)
-        >>> batches = [(jnp.ones((4, 6, 2)), jnp.zeros(6, jnp.int32))]
-        >>> trainer = snn.train.Trainer(net, loss, optax.sgd(0.1, momentum=0.9))
-        >>> history = trainer.fit(batches, batches, epochs=2, show=False)
-        >>> [sorted(epoch) for epoch in history][0][:4]
-        ['accuracy', 'eval_accuracy', 'eval_loss', 'loss']
-
     Args:
         model: an nnx model, planned by `memopt` or not; it is trained in place.
         loss: `loss(model, *batch)`, a scalar, or a `Classifier`.
@@ -53,6 +41,21 @@ class Trainer:
             anything that JSON can hold, such as a plan of `memopt` as text.
         writer: where figures are logged, such as `TensorBoard(folder)`; the first
             process writes.
+
+    Raises:
+        ValueError: `accumulate` or `keep` is below 1.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, snnjax as snn
+        >>> from flax import nnx
+        >>> net = snn.layer.Sequential(
+        ...     snn.layer.Linear(2, 3, rngs=nnx.Rngs(0)), snn.neuron.LIF())
+        >>> loss = snn.train.Classifier(snn.loss.rate_mse)
+        >>> batches = [(jnp.ones((4, 6, 2)), jnp.zeros(6, jnp.int32))]
+        >>> trainer = snn.train.Trainer(net, loss, optax.sgd(0.1, momentum=0.9))
+        >>> history = trainer.fit(batches, batches, epochs=2, show=False)
+        >>> [sorted(epoch) for epoch in history][0][:4]
+        ['accuracy', 'eval_accuracy', 'eval_loss', 'loss']
     """
 
     def __init__(
@@ -98,7 +101,11 @@ class Trainer:
         return self._run.train(batch)
 
     def evaluate(self, data: Iterable[Batch]) -> Figures:
-        """The metrics over all batches of `data`, in evaluation mode."""
+        """The metrics over all batches of `data`, in evaluation mode.
+
+        Raises:
+            ValueError: `data` has no batch.
+        """
         return self._run.evaluate(data)
 
     def fit(
@@ -133,11 +140,13 @@ class Trainer:
 
         Returns:
             Figures of each epoch: `loss`, `eval_loss` and what else is measured, means
-            over the samples, and `samples_per_second`.
+            over the samples (of a plain loss, over the batches), and
+            `samples_per_second`.
 
         Raises:
             SystemExit: after SIGTERM, with code 143, when all is saved.
-            ValueError: `train_data` is empty, or not what the checkpoint is from.
+            ValueError: `train_data` is empty, or not what the checkpoint is from;
+                `eval_data` is empty; a number is below 1.
             FloatingPointError: the loss is no finite number; nothing later is saved.
         """
         _check_positive(epochs=epochs, log_every=log_every)

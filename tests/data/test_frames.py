@@ -89,6 +89,11 @@ def test_the_range_is_one_that_memopt_takes(most, bits):
     "make, words",
     [
         (lambda: data.TimeBins(0), "`steps` is 0"),
+        (lambda: data.TimeBins(2, duration=0), "`duration` is 0; allowed is 1"),
+        (lambda: data.Repeat(steps=0), "`steps` is 0"),
+        (lambda: data.Shift(-1), "`pixels` is -1"),
+        (lambda: data.Flip(1.5), "`probability` is 1.5"),
+        (lambda: data.Drop(-0.5), "`probability` is -0.5"),
         (lambda: data.EventBins(2, max_count=256), "`max_count` is 256.*up to 255"),
         (lambda: data.TimeBins(2, size=(4,))(events(0), SENSOR), "`size` is .*height"),
         (lambda: data.TimeBins(2, size=(4, 4))(events(0), (700,)), "`size` is"),

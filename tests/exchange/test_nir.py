@@ -319,6 +319,20 @@ REFUSED = {
         nir.Output(np.array([6, 4, 4])),
         type_check=False,
     ),
+    "flattened features to the output": lambda: chain(nir.Flatten(np.array([3, 4, 2]))),
+    "a NIRGraph behind a Flatten": lambda: chain(
+        nir.Flatten(np.array([3, 4, 2])), chain(nir.Linear(f32(2, 24)))
+    ),
+    "take nothing": lambda: nir.NIRGraph(
+        {
+            "input": nir.Input(np.array([4])),
+            "a": nir.Linear(f32(2, 4)),
+            "b": nir.Linear(f32(2, 4)),
+            "output": nir.Output(np.array([2])),
+        },
+        [("input", "a"), ("a", "output"), ("b", "output")],
+        type_check=False,
+    ),
     "all of them: start_dim=0": lambda: chain(
         nir.Flatten(np.array([3, 4, 2]), start_dim=1)
     ),

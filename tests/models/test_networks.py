@@ -128,6 +128,12 @@ def test_half_precision_goes_through():
     [
         (functools.partial(models.SEWResNet, 35), "`depth` is 35; allowed are 18, 34"),
         (functools.partial(models.SEWResNet, connect="or"), "`connect` is 'or'.*'add'"),
+        (functools.partial(models.SEWBlock, 8, 8, connect="or"), "`connect` is 'or'"),
+        (functools.partial(models.QKFormer, 64, (1, 1)), "`depth` is .1, 1.*3 numbers"),
+        (
+            functools.partial(models.MetaSpikeformer, 64, (1, 1, 1)),
+            "`depth` is .1, 1, 1.*2 numbers",
+        ),
         (functools.partial(models.SpikingVGG, 12), "`depth` is 12; allowed are 11, 13"),
         (functools.partial(models.SpikingVGG, image_size=48), "`image_size` is 48"),
         (functools.partial(models.Spikformer, 60), "`features` is 60.*multiple of 8"),

@@ -3,8 +3,8 @@
     python resumed_run.py folder signal event number
 
 sends itself the signal at that occurrence of the event: `batch` (a batch is asked for),
-`make` (a checkpoint's folder is made), `rename` (it is about to get its name). Without
-them it runs to the end and writes `result.npz`.
+`eval` (one to evaluate on is), `make` (a checkpoint's folder is made), `rename` (it is
+about to get its name). Without them it runs to the end and writes `result.npz`.
 """
 
 import json
@@ -19,7 +19,7 @@ from nets import Net, batches, shuffled, values
 
 from snnjax import loss, train
 
-SEEN = {"batch": 0, "make": 0, "rename": 0}
+SEEN = {"batch": 0, "eval": 0, "make": 0, "rename": 0}
 
 
 def note(event):
@@ -52,6 +52,15 @@ class Pass:
         return batch
 
 
+class Tested:
+    """Batches to evaluate on, one asked for at a time."""
+
+    def __iter__(self):
+        for batch in batches(2, seed=9):
+            note("eval")
+            yield batch
+
+
 def main(folder):
     sys.addaudithook(audit)
     trainer = train.Trainer(
@@ -62,7 +71,7 @@ def main(folder):
         checkpoints=folder / "checkpoints",
         plan={"level": 1},
     )
-    history = trainer.fit(Pass, batches(2, seed=9), epochs=4, save_every=2, show=False)
+    history = trainer.fit(Pass, Tested(), epochs=4, save_every=2, show=False)
     for epoch in history:
         del epoch["samples_per_second"]
     found = values(trainer.model) | values(trainer.optimizer)

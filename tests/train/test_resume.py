@@ -83,6 +83,18 @@ def test_killed_three_times(tmp_path, cache, uninterrupted):
     assert history[0]["loss"] != history[3]["loss"]
 
 
+def test_sigterm_while_it_evaluates(tmp_path, cache, uninterrupted):
+    """The epoch's pass is over then, and the next one has not begun."""
+    came = run(tmp_path, cache, "SIGTERM", "eval", "2")
+    assert came.returncode == 143, came.stderr
+    notes = train.Checkpoints(tmp_path / "checkpoints").notes()
+    assert (notes["place"]["epoch"], notes["place"]["step_of_epoch"]) == (0, 5)
+    assert notes["data"] == {"pass": 1, "taken": 0}
+    came = run(tmp_path, cache)
+    assert came.returncode == 0, came.stderr
+    assert_same(tmp_path, uninterrupted)
+
+
 def test_sigterm_saves_and_leaves(tmp_path, cache, uninterrupted):
     came = run(tmp_path, cache, "SIGTERM", "batch", "8")
     assert came.returncode == 143, came.stderr

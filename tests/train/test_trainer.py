@@ -352,3 +352,6 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, value, every):
 def test_data_without_a_batch_is_refused():
     with pytest.raises(ValueError, match="`train_data` has no batch"):
         fit(train.Trainer(Weight(), follow, SGD), [])
+    data = [(jnp.ones((1,)),)]
+    with pytest.raises(ValueError, match="`eval_data` has no batch"):
+        fit(train.Trainer(Weight(), follow, SGD), data, iter(data), epochs=2)
