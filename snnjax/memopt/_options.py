@@ -172,53 +172,68 @@ def resolve(
     _whole("temporal_split_factor", temporal_split_factor, 2)
     _number("gc_target_budget_ratio", gc_target_budget_ratio, 0.0)
     _number("max_slowdown", max_slowdown, 1.0)
-    share = checkpoint_budget
-    if prefer is not None:
-        named, share = PREFER[prefer]
-        share = checkpoint_budget or share
-        profile = profile or named
+    named, share = PREFER[prefer] if prefer is not None else (None, None)
+    profile, share = profile or named, checkpoint_budget or share
     preset = PROFILES.get(profile) if profile else None
     wants = budget is not None or max_slowdown is not None
-    asked = level if level is not None else preset.level if preset else None
-    asked = (4 if wants else 1) if asked is None else asked
+    asked = _asked(level, preset, wants)
     done, notes = _without_batch(asked, level, preset, wants, has_batch)
-    lenient = max_slowdown is None
-    if preset is not None and max_slowdown is None and budget is None:
-        max_slowdown = preset.max_slowdown
-    knobs = max_gc_wrapped_modules is None and gc_target_budget_ratio is None
-    ratio = BUDGETS[share] if share and knobs else gc_target_budget_ratio
-    compiles = preset.compiles if preset else 4 if wants else 2
     climbs = preset is None and not wants
-    if not climbs and max_candidates_per_round is not None:
-        compiles = max_candidates_per_round
-        notes += (
-            f"`max_candidates_per_round`: {compiles} whole steps at most were compiled",
-        )
-    if allow_expensive_profiling is False:
-        compiles = 1
-    if not climbs and max_split_rounds is not None:
-        notes += (
-            "`max_split_rounds` is of the climb by `level` alone; with a profile, a "
-            "budget or a slowdown the search is exact and has no rounds",
-        )
+    compiles, more = _effort(
+        preset,
+        climbs,
+        max_candidates_per_round,
+        max_split_rounds,
+        allow_expensive_profiling,
+    )
+    knobs = max_gc_wrapped_modules is None and gc_target_budget_ratio is None
     return Options(
         profile=profile,
         prefer=prefer,
         checkpoint_budget=share,
-        requested_level=level if level is not None else asked,
+        requested_level=asked,
         level=done,
         climbs=climbs,
         budget=_bytes(budget, device_bytes),
-        max_slowdown=max_slowdown,
-        lenient=lenient,
+        max_slowdown=preset.max_slowdown if preset and not wants else max_slowdown,
+        lenient=max_slowdown is None,
         compiles=compiles,
-        ratio=ratio,
+        ratio=BUDGETS[share] if share and knobs else gc_target_budget_ratio,
         most=max_gc_wrapped_modules,
         rounds=max_split_rounds,
         candidates=max_candidates_per_round,
         factor=temporal_split_factor or 2,
-        notes=notes,
+        notes=notes + more,
     )
+
+
+def _asked(level: int | None, preset: Preset | None, wants: bool) -> int:
+    """The level that is asked for, by itself or by what goes with it."""
+    if level is not None:
+        return level
+    return preset.level if preset else 4 if wants else 1
+
+
+def _effort(
+    preset: Preset | None,
+    climbs: bool,
+    candidates: int | None,
+    rounds: int | None,
+    expensive: bool | None,
+) -> tuple[int, tuple[str, ...]]:
+    """Whole steps to compile, and what a search that does not climb makes of limits."""
+    compiles, notes = preset.compiles if preset else 2 if climbs else 4, []
+    if not climbs and candidates is not None:
+        compiles = candidates
+        notes.append(
+            f"`max_candidates_per_round`: {compiles} whole steps at most were compiled"
+        )
+    if not climbs and rounds is not None:
+        notes.append(
+            "`max_split_rounds` is of the climb by `level` alone; with a profile, a "
+            "budget or a slowdown the search is exact and has no rounds"
+        )
+    return 1 if expensive is False else compiles, tuple(notes)
 
 
 def _without_batch(
