@@ -109,9 +109,16 @@ def words(ours: str | None, ratios: dict[str, float | None]) -> str:
     known = {what: ratio for what, ratio in ratios.items() if ratio is not None}
     if not known:
         return ""
-    text = ", ".join(f"{ratio:.2f} of its {what}" for what, ratio in known.items())
+    text = ", ".join(
+        f"{in_figures(ratio)} of its {what}" for what, ratio in known.items()
+    )
     lost = " and ".join(what for what, ratio in known.items() if ratio > 1)
     return f"our {ours}: {text}" + (f"; we lose in {lost}" if lost else "")
+
+
+def in_figures(ratio: float) -> str:
+    """Two places, or where these say nothing, one figure."""
+    return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.1g}"
 
 
 def vgg_table(rows: list[Row]) -> Table:

@@ -61,7 +61,7 @@ def memory():
     ]
     kept = found["vgg_residual"]
     return (
-        "Peak of one training step in MiB:\n\n"
+        f"Peak of one training step in MiB, jax {found['conditions']['jax']}:\n\n"
         f"{markdown(head, rows)}\n"
         f"Kept from the forward to the backward pass: {mib(kept['plain'])} MiB plain, "
         f"{mib(kept['level 1'])} MiB at level 1.\n"

@@ -118,6 +118,7 @@ def test_the_table_says_where_we_lose(peers):
     assert said["nnx.remat"] == "our level 1: 1.06 of its time; we lose in time"
     assert said["base"] == "our plain: 0.50 of its time"
     assert said["plain"] == said["memory"] == ""
+    assert report.words("plain", {"time": 0.0049}) == "our plain: 0.005 of its time"
 
 
 def test_a_slow_variant_has_one_step_for_all_rounds(peers, start):
