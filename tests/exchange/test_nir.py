@@ -319,9 +319,11 @@ REFUSED = {
         nir.Output(np.array([6, 4, 4])),
         type_check=False,
     ),
-    "flattened features to the output": lambda: chain(nir.Flatten(np.array([3, 4, 2]))),
+    "flattened features to the output": lambda: chain(
+        nir.Flatten(np.array([3, 4, 2]), start_dim=0)
+    ),
     "a NIRGraph behind a Flatten": lambda: chain(
-        nir.Flatten(np.array([3, 4, 2])), chain(nir.Linear(f32(2, 24)))
+        nir.Flatten(np.array([3, 4, 2]), start_dim=0), chain(nir.Linear(f32(2, 24)))
     ),
     "take nothing": lambda: nir.NIRGraph(
         {
