@@ -26,6 +26,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -323,6 +324,8 @@ def save(result: Row, out: Path) -> None:
 
 
 def main() -> None:
+    # Ended from outside, it ends its workers, too, and takes its folder away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = parse()
     result = earlier(options.out)
     with tempfile.TemporaryDirectory(prefix="snnjax-peers-") as folder:

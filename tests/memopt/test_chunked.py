@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chunks import (
+    AXES,
+    BATCH,
+    FAST,
+    IMAGES,
+    KEEP,
+    LIVELY,
+    SAMPLES,
+    STEPS,
+    TIME,
+    WAYS,
+    Fed,
+    Parts,
+    apply,
+    assert_close,
+    compiled,
+    cut,
+    data,
+    gradient,
+    linear,
+    neuron,
+    norm,
+    one,
+    vgg,
+    weigh,
+)
 from flax import nnx
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -18,30 +43,8 @@ from models import WIDTH, Block, chain, frames, planned, train, values
 
 import snnjax as snn
 from snnjax import memopt
-from snnjax.memopt import NullSpikeCompressor, chunked_segment
+from snnjax.memopt import chunked_segment
 from snnjax.neuron import lif
-
-FAST = {"xla_backend_optimization_level": 0}
-LIVELY = {"v_threshold": 0.4}
-TIME, BATCH = 0, 1
-AXES = pytest.mark.parametrize("axis", [TIME, BATCH], ids=["time", "batch"])
-STEPS, SAMPLES = 5, 6
-IMAGES = (STEPS, SAMPLES, 4, 4, 2)
-
-
-# --- models ---------------------------------------------------------------------------
-
-
-class Parts(nnx.Module):
-    """What becomes a segment: modules one after the other."""
-
-    def __init__(self, *parts: Any) -> None:
-        self.parts = nnx.List(parts)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for part in self.parts:
-            x = part(x)
-        return x
 
 
 class Sew(nnx.Module):
@@ -110,32 +113,6 @@ class Twice(nnx.Module):
         return self.neuron(self.norm(self.linear(jnp.tanh(self.norm(self.linear(x))))))
 
 
-def linear(rngs: nnx.Rngs, **settings: Any) -> nnx.Module:
-    return snn.layer.Linear(WIDTH, WIDTH, use_bias=False, rngs=rngs, **settings)
-
-
-def norm(rngs: nnx.Rngs, **settings: Any) -> nnx.Module:
-    return snn.layer.BatchNorm(WIDTH, rngs=rngs, **settings)
-
-
-def one(*makers: Callable[[nnx.Rngs], Any]) -> Callable[[], nnx.Module]:
-    """A model of a single segment."""
-
-    def make() -> nnx.Module:
-        rngs = nnx.Rngs(0)
-        return snn.layer.Sequential(Parts(*(m(rngs) for m in makers)))
-
-    return make
-
-
-def neuron(kind: Any = snn.neuron.LIF, **settings: Any) -> Callable[[Any], Any]:
-    return lambda rngs: kind(**LIVELY | settings)
-
-
-def vgg(pool: bool) -> Callable[[nnx.Rngs], Any]:
-    return lambda rngs: snn.models.VGGBlock(2, 3, pool=pool, rngs=rngs, **LIVELY)
-
-
 def with_two_sharing() -> nnx.Module:
     """One normalisation in two segments."""
     rngs = nnx.Rngs(0)
@@ -197,31 +174,6 @@ CASES: dict[str, tuple[Callable[[], Any], Any]] = {
         None,
     ),
 }
-# Different ones over the cases and the two axes, so that all are met.
-WAYS = ("whole", "sums", "chunks")
-
-
-def cut(net: nnx.Module, axis: int, count: int, **settings: Any) -> Any:
-    """The model with all its segments in chunks; the Variables are shared."""
-    plan = memopt.make_plan(net, (Parts, Block, Fed), None)
-    return apply(net, plan, axis, count, **settings)
-
-
-def apply(net: Any, plan: Any, axis: int, count: int, **settings: Any) -> Any:
-    chunks = {"batch" if axis == BATCH else "time": count} | settings
-    paths = [s.path for s in plan.segments]
-    return memopt.apply_plan(net, plan.with_chunks(*paths, **chunks))
-
-
-def weigh(tree: Any) -> jax.Array:
-    """Depends on every floating value, each in its own way."""
-    total = jnp.float32(0)
-    for a in jax.tree.leaves(tree):
-        if jnp.issubdtype(a.dtype, jnp.floating):
-            a = a.astype(jnp.float32)
-            weights = jnp.cos(jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape)
-            total += jnp.sum((a + 0.1 * a * a) * weights)
-    return total
 
 
 def scored(net: nnx.Module, *args: Any) -> tuple[jax.Array, Any]:
@@ -234,20 +186,6 @@ def graded(net: nnx.Module, *args: Any) -> tuple[Any, Any, Any]:
     found = nnx.value_and_grad(scored, argnums=(0, 1), has_aux=True)
     (_, y), (by_net, by_x) = nnx.jit(found)(net, *args)
     return y, {"x": np.asarray(by_x, np.float32)} | values(by_net), values(net)
-
-
-def assert_close(came: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """Up to the largest entry of all."""
-    a, b = (jax.tree.leaves(t) for t in (came, expected))
-    assert jax.tree.structure(came) == jax.tree.structure(expected)
-    floats = [v for v in b if jnp.issubdtype(v.dtype, jnp.floating)]
-    size = max(
-        (np.abs(np.asarray(v, np.float64)).max(initial=0) for v in floats), default=0
-    )
-    for got, want in zip(a, b, strict=True):
-        assert got.shape == want.shape and got.dtype == want.dtype
-        got, want = (np.asarray(v, np.float64) for v in (got, want))
-        np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * size)
 
 
 def assert_bits(came: Any, expected: Any) -> None:
@@ -325,27 +263,6 @@ def test_kept_states_go_on_and_their_gradients_go_back(axis, count):
     assert np.any(want[1][1]) and any("kept" in path for path in want[2])
 
 
-# --- further arguments ----------------------------------------------------------------
-
-
-class Fed(nnx.Module):
-    """Arguments of a sample, of a step, of both, of neither."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.linear = linear(rngs)
-        self.table = nnx.Param(jnp.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH))
-
-    def __call__(self, x, full, sample, step, feature, scale, labels, keep, *, power=1):
-        def along(a, i):
-            return jnp.broadcast_to(lax.broadcast_in_dim(a, x.shape, (i,)), x.shape)
-
-        y = jnp.tanh(self.linear(x)) * full + along(sample, 1) * along(step, 0)
-        y = y * along(feature, 2) * scale**power
-        y = y + lax.broadcast_in_dim(self.table[...][labels], x.shape, (1, 2))
-        y = jnp.where(lax.broadcast_in_dim(keep, x.shape, (0, 1)), y, 0.5 * y)
-        return y, labels + 1, keep.sum(), {"mean": y.mean(), "last": sample * 2}
-
-
 class Simply(Fed):
     """The same as one writes it."""
 
@@ -386,29 +303,6 @@ def test_arguments_are_cut_as_they_are_used(axis, kind, samples):
     assert_close(came[1], want[1])
 
 
-# --- pure functions -------------------------------------------------------------------
-
-
-def data(steps: int = 4, samples: int = 5, features: int = 3) -> tuple[Any, Any]:
-    x = jax.random.normal(jax.random.key(samples), (steps, samples, features))
-    w = jax.random.normal(jax.random.key(features), (features, features))
-    return x, w
-
-
-def gradient(f: Any) -> Any:
-    def loss(x, w):
-        y = f(x, w)
-        return weigh(y), y
-
-    return jax.value_and_grad(loss, (0, 1), has_aux=True)
-
-
-def compiled(fs: list[Any]) -> Any:
-    """Values and gradients of some functions in one program."""
-    run = lambda x, w: [gradient(f)(x, w) for f in fs]  # noqa: E731
-    return jax.jit(run, compiler_options=FAST)
-
-
 def normal_lif(x: jax.Array, w: jax.Array) -> Any:
     """Two normalisations, a neuron with its last state, and a sum."""
 
@@ -437,9 +331,6 @@ def test_any_number_of_chunks_even_or_not(axis, way, counts):
     for got in came:
         assert_close(got[1], want[1])
         assert_close(got[0], want[0])
-
-
-KEEP = NullSpikeCompressor()
 
 
 @AXES
@@ -640,424 +531,3 @@ def test_time_chunks_over_devices_are_refused():
     seg = chunked_segment(normal_lif, KEEP, TIME, 2, shards=2)
     with pytest.raises(ValueError, match="shards"):
         jax.eval_shape(gradient(seg), x, w)
-
-
-# --- programs that mix ----------------------------------------------------------------
-
-
-def scanned(step: Any, **settings: Any) -> Any:
-    """A loop of one's own over time, from zeros."""
-
-    def f(x: jax.Array, w: jax.Array) -> Any:
-        start = jnp.zeros(x.shape[1:])
-        return lax.scan(lambda c, r: step(x, w, c, r), start, x, **settings)
-
-    return f
-
-
-def charge(x, w, c, r):
-    return 0.5 * c + jnp.tanh(r @ w), jnp.sin(c)
-
-
-def shaped(x: jax.Array, axis: int) -> list[int]:
-    return [-1 if i == axis else 1 for i in range(x.ndim)]
-
-
-def attention(axis: int) -> str:
-    return "tbf,sbf->tbs" if axis == TIME else "tbf,tcf->tbc"
-
-
-def slid(x: jax.Array, w: jax.Array) -> jax.Array:
-    kernel = jnp.stack([w, w, w])
-    numbers = ("NWC", "WIO", "NWC")
-    y = lax.conv_general_dilated(
-        jnp.moveaxis(x, 0, 1), kernel, (1,), "SAME", dimension_numbers=numbers
-    )
-    return jnp.moveaxis(y, 1, 0)
-
-
-def slid_over_samples(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.swapaxes(slid(jnp.swapaxes(x, 0, 1), w), 0, 1)
-
-
-def by_hand(axis: int) -> Any:
-    def f(x, w):
-        state, rows = 0.0, []
-        for i in range(x.shape[axis]):
-            state = 0.5 * state + lax.index_in_dim(x, i, axis, keepdims=False) @ w
-            rows.append(state)
-        return jnp.stack(rows, axis)
-
-    return f
-
-
-REFUSED: dict[str, Any] = {
-    "softmax": lambda n: lambda x, w: jax.nn.softmax(x @ w, n),
-    "sort": lambda n: lambda x, w: jnp.sort(x @ w, n),
-    "flip": lambda n: lambda x, w: jnp.flip(x @ w, n),
-    "cumsum": lambda n: lambda x, w: jnp.cumsum(x @ w, n),
-    "roll": lambda n: lambda x, w: jnp.roll(x @ w, 1, n),
-    "maximum": lambda n: lambda x, w: x - (x @ w).max(n, keepdims=True),
-    "attention": lambda n: lambda x, w: jnp.einsum(attention(n), x, x @ w),
-    "convolution": lambda n: (slid, slid_over_samples)[n],
-    "python loop": by_hand,
-    "python branch": lambda n: (
-        lambda x, w: jnp.tanh(x @ w) if x.shape[n] > 3 else jnp.sin(x @ w)
-    ),
-    "first": lambda n: lambda x, w: (x @ w) * lax.slice_in_dim(x, 0, 1, axis=n),
-    "condition of one": lambda n: (
-        lambda x, w: lax.cond(x[0, 0, 0] > 0, jnp.sin, jnp.cos, x @ w)
-    ),
-    "loop until all": lambda n: (
-        lambda x, w: (
-            lax.stop_gradient(
-                lax.while_loop(lambda s: jnp.any(s > 1), lambda s: s / 2, x)
-            )
-            @ w
-        )
-    ),
-    "loop until a sum": lambda n: (
-        lambda x, w: (
-            lax.stop_gradient(lax.while_loop(lambda s: s.sum() > 1, lambda s: s / 2, x))
-            @ w
-        )
-    ),
-    "median": lambda n: lambda x, w: x * jnp.median(x @ w, n, keepdims=True),
-    "shuffle": lambda n: (
-        lambda x, w: jnp.take(
-            x @ w, jax.random.permutation(jax.random.key(0), 4), n, mode="clip"
-        )
-    ),
-    "scan over it": lambda n: (
-        lambda x, w: jnp.moveaxis(
-            scanned(charge, reverse=n == TIME)(jnp.moveaxis(x, n, 0), w)[1], 0, n
-        )
-    ),
-    "scatter": lambda n: lambda x, w: (x @ w).at[0].add(x[1]).at[:, 0].add(x[:, 1]),
-    # What fails at a chunk's size has to be told as well, and not as a puzzle.
-    "fixed size": lambda n: (
-        lambda x, w: (x @ w).reshape(5, 4, 3) * w[0].reshape(1, 1, 3)
-    ),
-    "constant of its length": lambda n: (
-        lambda x, w: (x @ w) * jnp.linspace(0, 1, (4, 5)[n]).reshape(shaped(x, n))
-    ),
-}
-
-
-def reason(f: Any, axis: int, count: int = 3, **settings: Any) -> str | None:
-    """Why it is refused, from a trace of the gradient; None if it is not."""
-    x, w = data()
-    try:
-        seg = chunked_segment(f, KEEP, axis, count, **settings)
-        jax.eval_shape(gradient(seg), x, w)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.parametrize("case", REFUSED)
-@AXES
-def test_what_mixes_is_refused_and_said(case, axis):
-    f = REFUSED[case](axis)
-    seg = chunked_segment(f, KEEP, axis, 2)
-    jax.eval_shape(seg, *data())  # a forward pass does not care
-    said = reason(f, axis) or "accepted"
-    name = "time steps" if axis == TIME else "samples"
-    assert f"{name} cannot be kept apart" in said, said
-
-
-def ruled(forward: Any, backward: Any) -> Any:
-    """An identity with a gradient of one's own."""
-    f = jax.custom_vjp(lambda x: 2 * x)
-    f.defvjp(lambda x: (2 * x, forward(x)), backward)
-    return lambda x, w: f(jnp.tanh(x @ w))
-
-
-def by_jvp(rule: Any) -> Any:
-    f = jax.custom_jvp(lambda x: 2 * x)
-    f.defjvp(lambda p, t: (2 * p[0], t[0] * rule(p[0])))
-    return lambda x, w: f(jnp.tanh(x @ w))
-
-
-def uniform_in_rule(x: jax.Array, w: jax.Array) -> jax.Array:
-    @jax.custom_jvp
-    def f(x):
-        return x / jnp.ones_like(x).sum()
-
-    f.defjvp(lambda p, t: (f(p[0]), t[0] / jnp.ones_like(p[0]).sum()))
-    return f(jnp.tanh(x @ w))
-
-
-def uniform_in_loop(x, w):
-    return lax.fori_loop(0, 2, lambda i, y: jnp.sin(y @ w) / jnp.ones_like(y).sum(), x)
-
-
-def uniform_in_branch(x, w):
-    count = lambda y: y / jnp.ones_like(y).sum()  # noqa: E731
-    return lax.cond(w[0, 0] > 9, jnp.sin, count, x @ w)
-
-
-def uniform_product_in_loop(x, w):
-    def step(i, y):
-        u = jnp.ones((x.shape[0], x.shape[1]))
-        return jnp.sin(y @ w) / jnp.vdot(u, u)
-
-    return lax.fori_loop(0, 2, step, x)
-
-
-def positions_twice(x, w):
-    """Steps numbered: one at a time in the loop, and all of them beside it."""
-    p = jnp.arange(x.shape[0], dtype=x.dtype)
-
-    def step(c, row):
-        return 0.5 * c + jnp.tanh(row[0] @ w) * row[1], c / (1 + p.sum())
-
-    return lax.scan(step, jnp.zeros(x.shape[1:]), (x, p))[1]
-
-
-def ones_beside(n):
-    def f(x, w):
-        o = jnp.ones(x.shape[n])
-        return scanned(lambda x, w, c, r: (0.5 * c + jnp.tanh(r @ w), c / o.sum()))(
-            x, w
-        )
-
-    return f
-
-
-def rewired(n):
-    def f(x, w):
-        a, b = jnp.tanh(x @ w), jnp.sin(x)
-        return (a * b if x.shape[n] > 3 else a * a) + b
-
-    return f
-
-
-def last_beside(x, w):
-    state, rows = scanned(charge)(x, w)
-    return rows + state[None]
-
-
-def masked(x, w, n):
-    shape = [size if i == n else 1 for i, size in enumerate(x.shape)]
-    return jnp.where(
-        jax.random.bernoulli(jax.random.key(1), 0.6, shape), x @ w, 0.1 * x
-    )
-
-
-# Each is either right or refused; what the analysis might take for what it is not.
-DOUBTFUL: dict[str, Any] = {
-    "divided by their number": lambda n: lambda x, w: jnp.tanh(x @ w) / x.shape[n],
-    "to the power of it": lambda n: lambda x, w: jnp.tanh(x @ w) ** x.shape[n],
-    "full of it": lambda n: lambda x, w: x @ w * jnp.full(x.shape, float(x.shape[n])),
-    "full of it, in a total": lambda n: (
-        lambda x, w: x @ w * jnp.full(x.shape, float(x.shape[n])).sum()
-    ),
-    "branch by it, one literal": lambda n: (
-        lambda x, w: jnp.tanh(x @ w) * (2.0 if x.shape[n] > 3 else 3.0)
-    ),
-    "branch by it, one operand": rewired,
-    "branch by it, literal or operand": lambda n: (
-        lambda x, w: jnp.tanh(x @ w) * (w[0, 0] if x.shape[n] > 3 else 3.0)
-    ),
-    "clipped at it": lambda n: lambda x, w: jnp.clip(x @ w * 9, 0, x.shape[n]),
-    "a loop of as many turns": lambda n: (
-        lambda x, w: lax.fori_loop(0, x.shape[n], lambda i, y: jnp.sin(y @ w), x)
-    ),
-    "a scan of as many turns": lambda n: (
-        lambda x, w: lax.scan(
-            lambda y, _: (jnp.sin(y @ w), None), x, length=x.shape[n]
-        )[0]
-    ),
-    "its number in a loop": lambda n: scanned(
-        lambda x, w, c, r: (0.5 * c + jnp.tanh(r @ w) / x.shape[n], c)
-    ),
-    "its number in a branch": lambda n: (
-        lambda x, w: lax.cond(w[0, 0] > 9, jnp.sin, lambda y: y / x.shape[n], x @ w)
-    ),
-    "ones beside a loop": ones_beside,
-    "positions twice in a loop": lambda n: positions_twice,
-    "gradient normalised": lambda n: ruled(
-        lambda x: None, lambda _, g: (g / jnp.sqrt(jnp.square(g).sum()),)
-    ),
-    "gradient of a statistic": lambda n: ruled(
-        lambda x: x.max((0, 1)), lambda r, g: (g * r.reshape(1, 1, -1),)
-    ),
-    "gradient turned": lambda n: ruled(lambda x: None, lambda _, g: (jnp.flip(g, n),)),
-    "tangent of a statistic": lambda n: by_jvp(lambda x: x.sum()),
-    "tangent by their number": lambda n: by_jvp(lambda x: 1 / x.shape[n]),
-    "ones summed in a rule": lambda n: uniform_in_rule,
-    "ones summed in a loop": lambda n: uniform_in_loop,
-    "ones multiplied in a loop": lambda n: uniform_product_in_loop,
-    "ones summed in a branch": lambda n: uniform_in_branch,
-    "the last state beside": lambda n: last_beside,
-    "positions": lambda n: (
-        lambda x, w: x @ w * jnp.arange(x.shape[n], dtype=x.dtype).reshape(shaped(x, n))
-    ),
-    "a mask of each": lambda n: lambda x, w: masked(x, w, n),
-    "a barrier over positions": lambda n: (
-        lambda x, w: (lambda a, b: a / b.sum())(
-            *lax.optimization_barrier((x @ w, jnp.arange(x.shape[n], dtype=x.dtype)))
-        )
-    ),
-    "ones looked up": lambda n: (
-        lambda x, w: x @ w * jnp.ones(x.shape[n])[jnp.argmax(x, -1) + 1][..., None]
-    ),
-    "positions looked up backwards": lambda n: (
-        lambda x, w: (
-            x
-            @ w
-            * jnp.sin(jnp.arange(1.0, 1 + x.shape[n]))[-1 - jnp.argmax(x, -1)][
-                ..., None
-            ]
-        )
-    ),
-    "one-hot of their number": lambda n: (
-        lambda x, w: jnp.sum(jax.nn.one_hot(jnp.argmax(x, -1), x.shape[n]), -1)
-    ),
-    "identity matrix": lambda n: (
-        lambda x, w: jnp.einsum(
-            ("tbf,tc->cbf", "tbf,bc->tcf")[n], x @ w, jnp.eye(x.shape[n])
-        )
-    ),
-    "first state a total": lambda n: (
-        lambda x, w: lax.scan(
-            lambda c, r: (0.5 * c + jnp.tanh(r @ w), c),
-            jnp.zeros(x.shape[1:]) + x.sum(),
-            x,
-        )
-    ),
-    "neuron from a total": lambda n: (
-        lambda x, w: lif(x @ w, jnp.zeros(x.shape[1:]) + jnp.tanh(x.sum()))
-    ),
-}
-
-
-@pytest.mark.parametrize("case", DOUBTFUL)
-@AXES
-def test_what_looks_harmless_is_right_or_refused(case, axis):
-    right_or_refused(DOUBTFUL[case](axis), axis, 3)
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in DOUBTFUL if "position" in c or "each" in c]
-)
-@AXES
-def test_chunks_of_one_do_not_broadcast(case, axis):
-    right_or_refused(DOUBTFUL[case](axis), axis, data()[0].shape[axis])
-
-
-def right_or_refused(f: Any, axis: int, count: int) -> None:
-    said = reason(f, axis, count)
-    if said is not None:
-        assert "cannot be kept apart" in said, said
-        return
-    came, want = compiled([chunked_segment(f, KEEP, axis, count), f])(*data())
-    assert_close(came, want)
-
-
-def dot_of_all(x, w):
-    return x @ jnp.tanh(0.03 * jnp.einsum("tbf,tbg->fg", x, x @ w))
-
-
-def chain_of_sums(x, w):
-    y = x @ w
-    for _ in range(3):
-        y = jnp.tanh(y * y.mean((0, 1)).reshape(1, 1, -1))
-    return y, y.sum(0), y.sum(1), jnp.swapaxes(y, 0, 1)
-
-
-def folded(x, w):
-    y = (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:2], -1)
-    return jnp.transpose(y, (2, 0, 1)).reshape(y.shape[2], -1)
-
-
-def frozen_moments(x, w):
-    y = x @ w
-    return y * lax.stop_gradient(y.mean((0, 1))).reshape(1, 1, -1)
-
-
-def integers(x, w):
-    fires = (x > 0).sum((0, 1))
-    return x @ w * fires.astype(x.dtype).reshape(1, 1, -1), fires, x > 0
-
-
-def looked_up(x, w):
-    return w[jnp.argmax(x, -1)] * x, jnp.argmax(x, -1)
-
-
-def one_number_for_all(x, w):
-    drawn = jax.random.normal(jax.random.key(2), (1, 1, x.shape[2]))
-    return x @ w * drawn, jnp.where(
-        jax.random.bernoulli(jax.random.key(3), 0.5, x.shape), x, w[0, 0]
-    )
-
-
-def branched(x, w):
-    y = x @ w
-    return lax.cond(y.sum() > 0, jnp.sin, jnp.cos, y), jnp.where(y.mean() > 0, y, x)
-
-
-def after_the_loop(x, w):
-    state, rows = scanned(charge)(x, w)
-    return jnp.tanh(state @ w), rows * jnp.mean(rows, (0, 1)).reshape(1, 1, -1)
-
-
-def from_an_argument(x, w):
-    start = jnp.broadcast_to(jnp.tanh(w.sum(0)).reshape(1, -1), x.shape[1:])
-    spikes, v = lif(x @ w, start, tau=1.5)
-    return spikes, lif(spikes + x, None, v_reset=None)[0], v
-
-
-def nothing_left(x, w):
-    return jnp.zeros(3), jnp.tanh(x), w * 2
-
-
-EXACT = [dot_of_all, chain_of_sums, folded, frozen_moments, integers, looked_up]
-EXACT += [one_number_for_all, branched, after_the_loop, from_an_argument, nothing_left]
-
-
-@pytest.mark.parametrize(
-    "axis, sizes", [(TIME, (4, 4, 4)), (BATCH, (4, 5, 3))], ids=["time", "batch"]
-)
-def test_what_is_a_sum_or_apart_is_exact(axis, sizes):
-    """Total sums by any primitive, look-ups, branches by sums, states at both ends."""
-    count = 2  # of 5 samples a rest of two: of one, `broadcast_to` would be nothing
-    ways = [WAYS[(i + axis) % 3] for i in range(len(EXACT))]
-    refused = {f.__name__: reason(f, axis, count) for f in EXACT}
-    kept = [(f, way) for f, way in zip(EXACT, ways) if refused[f.__name__] is None]
-    plain = [f for f, _ in kept]
-    cuts = [chunked_segment(f, KEEP, axis, count, forward_by=way) for f, way in kept]
-    found = compiled([*plain, *cuts])(*data(*sizes))
-    for f, want, came in zip(plain, found, found[len(plain) :]):
-        try:
-            assert_close(came[0][1], want[0][1])
-            assert_close(came[1], want[1])
-        except AssertionError as error:
-            raise AssertionError(f"{f.__name__}: {error}") from error
-    assert not {name: said for name, said in refused.items() if said}
-
-
-def test_a_result_of_integers_alone_has_no_gradient():
-    x, w = data()
-    seg = chunked_segment(lambda x, w: (x @ w > 0).sum(-1), KEEP, BATCH, 2)
-    loss = lambda w: w.sum() * seg(x, w).sum().astype(w.dtype)  # noqa: E731
-    n = float((x @ w > 0).sum())
-    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(w), jnp.full(w.shape, n))
-
-
-# --- what the compiler makes of it ----------------------------------------------------
-
-
-def test_the_program_does_not_grow_with_the_number_of_chunks():
-    def instructions(count: int) -> int:
-        net = one(vgg(True))()
-        x = jax.ShapeDtypeStruct((3, 8, 4, 4, 2), jnp.float32)
-        step = nnx.jit(nnx.grad(lambda m, x: weigh(m(x))))
-        made = step.lower(cut(net, BATCH, count), x).compile()
-        text = getattr(made, "compiled", made).as_text()
-        return len(re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", text, re.MULTILINE))
-
-    two, eight = instructions(2), instructions(8)
-    assert two > 100
-    assert abs(eight - two) < 0.05 * two, (two, eight)
