@@ -229,6 +229,17 @@ def test_same_figures_as_in_process(cuda_wheels, capfd):
     assert report.temp_bytes > 4 * 8 * 32 * 32 * 64
 
 
+def test_the_autotuner_changes_no_byte(cuda_wheels):
+    """A convolution and products, for which it prepares candidates."""
+    args = *nnx.eval_shape(make), X
+    tuned = {"xla_gpu_autotune_level": 4}  # XLA's own
+    figures = [
+        measure(train, *args, device="h200", compiler_options=options)
+        for options in ({}, tuned)
+    ]
+    assert figures[0] == figures[1]
+
+
 def test_the_buffers_before_machine_code_are_those_after(cuda_wheels):
     key = jax.eval_shape(lambda: jax.random.key(0))
     args = struct(3, 3, 2, 64), key, struct(8, 32, 32, 2)
@@ -385,7 +396,8 @@ def test_products_that_no_tile_suits_go_to_cublas(cuda_wheels, monkeypatch, tmp_
     measure(jnp.sin, struct(8), device="t4")
     monkeypatch.setattr(_deviceless_worker, "compile_lowered", compile_lowered)
     assert _deviceless_worker._compile(tmp_path) == dict.fromkeys(FIGURES, 1)
-    assert tried == [{}, {"xla_gpu_enable_triton_gemm": False}]
+    assert [options["xla_gpu_enable_triton_gemm"] for options in tried[1:]] == [False]
+    assert [options["xla_gpu_autotune_level"] for options in tried] == [0, 0]
 
 
 def test_no_plugin(monkeypatch):
