@@ -25,8 +25,8 @@ def check_implementation(implementation: str | None) -> None:
     """Raises a ValueError unless it is None, "xla" or "pallas"."""
     if implementation not in _IMPLEMENTATIONS:
         raise ValueError(
-            f"`implementation` is {implementation!r}; allowed are None (Pallas on a "
-            'CUDA device, XLA elsewhere), "xla" and "pallas".'
+            f"`implementation` is {implementation!r}; allowed are None, which chooses, "
+            '"xla" and "pallas".'
         )
 
 

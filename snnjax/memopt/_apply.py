@@ -39,7 +39,9 @@ def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
         The segmented model.
 
     Raises:
-        ValueError: the plan was made for another model; the message lists what differs.
+        ValueError: `plan` is no Plan; it was made for another model, and the message
+            lists what differs; a compressor cannot be made from its name; `net` is from
+            outside of the running transformation.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -19,10 +19,10 @@ from ._compress import Payload
 from ._grid import Grid
 from ._model import (
     as_class,
-    become,
+    as_function,
     copy_structure,
-    derived,
     describe,
+    intercept,
     modules_at,
     shape_of,
 )
@@ -119,7 +119,7 @@ def _mark(module: nnx.Module, path: str) -> None:
     def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return cls.__call__(self, checkpoint_name(x, _PREFIX + path), *args, **kwargs)
 
-    become(module, derived((cls,), cls.__name__, {"__call__": call}))
+    intercept(module, call)
 
 
 def prove_loss(
@@ -143,23 +143,19 @@ def prove_loss(
         calls.append(CallProof(plain, paths, args, kwargs, declared).known)
         return cls.__call__(self, *args, **kwargs)
 
-    become(watched, derived((cls,), cls.__name__, {"__call__": call}))
+    intercept(watched, call)
     _check_scalar(_trace(watched, loss, batch))
     order = dict.fromkeys(path for proofs in calls for path in proofs)
     return {p: union([c[p] for c in calls if p in c]) for p in order}
 
 
 def _trace(model: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
-    graphdef, state = nnx.split(model)
-
-    def forward(state: Any, batch: tuple[Any, ...]) -> Any:
-        return loss(nnx.merge(graphdef, state, copy=True), *batch)
-
-    abstract = jax.tree.map(shape_of, (state, batch))
+    forward, state = as_function(model, loss)
+    abstract = jax.tree.map(shape_of, (state, *batch))
     try:
         return jax.eval_shape(forward, *abstract)
     except Exception as error:
-        arrays = ", ".join(describe(a) for a in jax.tree.leaves(abstract[1]))
+        arrays = ", ".join(describe(a) for a in jax.tree.leaves(abstract[1:]))
         raise ValueError(
             f"`batch` (or `dummy_input`) is {arrays}; {type(model).__name__} cannot be "
             f"traced on it: {error}"

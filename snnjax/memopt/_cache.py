@@ -20,7 +20,8 @@ def cached(parts: tuple[bytes | str, ...], make: Callable[[], Figures]) -> Figur
     """The figures of a program: those on disk, or `make()`, which are then kept.
 
     Args:
-        parts: everything that the figures depend on, beside the version of jaxlib.
+        parts: everything that the figures depend on, beside the version of
+            jaxlib and XLA_FLAGS.
         make: compiles; what it raises is not kept.
     """
     folder = _folder()
@@ -45,7 +46,8 @@ def _folder() -> Path | None:
 
 
 def _key(parts: tuple[bytes | str, ...]) -> str:
-    digest = hashlib.sha256(version("jaxlib").encode())
+    flags = os.environ.get("XLA_FLAGS", "")  # a child process has them, too
+    digest = hashlib.sha256(f"{version('jaxlib')} {flags}".encode())
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8) + data)

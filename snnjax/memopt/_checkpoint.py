@@ -68,9 +68,11 @@ def checkpoint(
                [0.41997433, 0.41997433]], dtype=float32)
 
     Raises:
-        ValueError: the input is not one array. When a gradient runs: the input holds
-            something that `compressor` is not exact on.
+        ValueError: `argnum` is no whole number from 0, `compressor` is no instance; at
+            a call, the input is not one array; when a gradient runs, it holds something
+            that `compressor` is not exact on.
     """
+    _check(argnum, compressor)
 
     @functools.wraps(fn)
     def segment(*args: Any, **kwargs: Any) -> Any:
@@ -88,6 +90,19 @@ def checkpoint(
         return gc_segment(run, keep, policy)(x, arrays)
 
     return segment
+
+
+def _check(argnum: Any, compressor: Any) -> None:
+    if type(argnum) is not int or argnum < 0:
+        raise ValueError(
+            f"`argnum` is {argnum!r}; allowed are whole numbers from 0. Count from the "
+            "left."
+        )
+    if compressor is not None and not isinstance(compressor, BaseSpikeCompressor):
+        raise ValueError(
+            f"`compressor` is {compressor!r}; allowed is an instance, such as "
+            "`BitSpikeCompressor()`, or None. Make one."
+        )
 
 
 def _input(args: tuple[Any, ...], argnum: int) -> Array:

@@ -26,7 +26,7 @@ from .._types import Array
 from ._chunk_backward import Backward, Kept
 from ._chunk_forward import FORWARD
 from ._compress import BaseSpikeCompressor
-from ._layout import Chunks, Layout
+from ._layout import NAMES, Chunks, Layout
 from ._program import Program, trace_program
 
 InAxes = Sequence[int | None]
@@ -62,8 +62,10 @@ def chunked_segment(
         A function with the values and gradients of `f`.
 
     Raises:
-        ValueError: when differentiated, if `f` mixes what is to be kept apart.
+        ValueError: an argument is out of range; when differentiated, `f` mixes what is
+            to be kept apart.
     """
+    _check(axis, count, forward_by)
     segment = jax.custom_vjp(f)
 
     def forward(x: Array, *args: Any) -> tuple[Any, Any]:
@@ -84,6 +86,19 @@ def chunked_segment(
 
     segment.defvjp(forward, backward)
     return lambda x, *args: segment(*alike((x, *args)))
+
+
+def _check(axis: Any, count: Any, forward_by: Any) -> None:
+    if axis not in NAMES:
+        raise ValueError(f"`axis` is {axis!r}; allowed are 0 (time) and 1 (batch).")
+    if type(count) is not int or count < 1:
+        raise ValueError(
+            f"`count` is {count!r}; allowed are whole numbers from 1. Give a number of "
+            "chunks."
+        )
+    if forward_by not in FORWARD:
+        names = ", ".join(map(repr, FORWARD))
+        raise ValueError(f"`forward_by` is {forward_by!r}; allowed are {names}.")
 
 
 def cut_program(

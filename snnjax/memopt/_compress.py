@@ -156,6 +156,7 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
     separable = True
 
     def __post_init__(self) -> None:
+        kernels.check_implementation(self.implementation)
         whole = type(self.bits) is int and type(self.lo) is int
         number = type(self.scale) in (int, float)
         mantissa, exponent = math.frexp(self.scale if number else 0.0)

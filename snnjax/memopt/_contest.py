@@ -27,7 +27,7 @@ class Candidate:
         choices: for each row of the table.
         peak: measured bytes; None where it did not compile.
         slowdown: estimated time over plain's.
-        why: it did not compile, or it lost, or "" for the winner.
+        why: it did not compile; "" where it did.
     """
 
     choices: Choices
@@ -80,6 +80,8 @@ class Contest:
         """What is to be done in another thread: to trace is not, to compile is."""
         try:
             peak = self._measure(choices)
+        except ImportError:  # no candidate can compile
+            raise
         except Exception as error:
             reason = error  # `error` is gone by the time that this is called
 
@@ -93,8 +95,10 @@ class Contest:
         slowdown = self.slowdown(estimate(self.table, choices).seconds)
         try:
             return Candidate(choices, measure(), slowdown)
+        except ImportError:  # no candidate can compile
+            raise
         except Exception as error:  # counts as infinitely large; the search goes on
-            return Candidate(choices, None, slowdown, f"not compiled: {error}"[:300])
+            return Candidate(choices, None, slowdown, f"not compiled: {error}")
 
     def slowdown(self, seconds: float) -> float:
         """Seconds over plain's."""

@@ -39,7 +39,7 @@ class Roofline:
 
     @classmethod
     def of(cls, spec: DeviceSpec | None) -> "Roofline":
-        """Of a described GPU; None is the CPU."""
+        """Of a described GPU, for float32 whatever the model has; None is the CPU."""
         if spec is None:
             return cls(_CPU_FLOPS, _CPU_BANDWIDTH)
         return cls(spec.tf32_flops or spec.fp32_flops, spec.memory_bandwidth)
@@ -74,6 +74,7 @@ class Costs:
         compressor: BaseSpikeCompressor,
         module: nnx.Module,
         parts: tuple[Row, ...] = (),
+        cuts: bool = True,
     ) -> Row:
         """The choices of one target.
 
@@ -82,8 +83,9 @@ class Costs:
             compressor: what would keep its input.
             module: the target.
             parts: rows of its parts, if it may be split.
+            cuts: whether chunks are offered, which takes a trace for each kind.
         """
-        done, cuts = self._worked_out(seen, module)
+        done, found = self._worked_out(seen, module, self._kinds if cuts else ())
         self._works[seen.path] = done
         packed = jax.eval_shape(compressor.pack, seen.x)
         kept = sum(map(size, jax.tree.leaves(packed)))
@@ -92,10 +94,10 @@ class Costs:
         if parts:
             costs.append((SPLIT, _together(parts)))
         for kind, axis in _KINDS.items():
-            found = cuts.get(kind)
-            if found is not None:
+            cut = found.get(kind)
+            if cut is not None:
                 choices = _chunkings(kind, seen.x.shape[axis], self._factor)
-                costs += [(c, one.cost(c, found)) for c in choices]
+                costs += [(c, one.cost(c, cut)) for c in choices]
         return Row(seen.path, tuple(costs), _gradients(module))
 
     def seconds(self, operations: float) -> float:
@@ -107,12 +109,12 @@ class Costs:
         return self._works[seen.path]
 
     def _worked_out(
-        self, seen: Seen, module: nnx.Module
+        self, seen: Seen, module: nnx.Module, kinds: tuple[str, ...]
     ) -> tuple[Work, dict[str, Cut | None]]:
         shapes = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(seen.inputs)]
-        key = type(module), nnx.graphdef(module), tuple(shapes)
+        key = type(module), nnx.graphdef(module), tuple(shapes), kinds
         if key not in self._known:
-            cuts = {k: self._cut(k, seen) for k in _KINDS if k in self._kinds}
+            cuts = {k: self._cut(k, seen) for k in _KINDS if k in kinds}
             self._known[key] = work(seen.run, *seen.inputs), cuts
         return self._known[key]
 

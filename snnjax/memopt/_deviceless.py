@@ -9,6 +9,7 @@ devices, and the workspace that cuDNN would ask for on a real card.
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -122,8 +123,7 @@ def _compiled_here(
         return compiled()
     device = jax.devices()[0]
     where = f"{device.platform} {device.device_kind} {len(jax.devices())}"
-    flags = os.environ.get("XLA_FLAGS", "")
-    key = lowered.as_text(), repr(sorted(options.items())), where, flags
+    key = lowered.as_text(), repr(sorted(options.items())), where
     return cached(key, compiled)
 
 
@@ -163,26 +163,32 @@ def compile_deviceless(
     }
     module, who = exported.mlir_module_serialized, f"The compiler for {spec.name}"
 
-    def done(folder: Path) -> bool:
-        return not machine_code and _buffers(folder) is not None
-
-    def compiled(folder: Path) -> dict[str, int]:
+    def compiled(folder: Path) -> tuple[dict[str, int], bytes | None]:
         alarm = {"alarm_seconds": math.ceil(time_limit) + 10}
         (folder / "request.json").write_text(json.dumps(request | alarm))
         (folder / "module.bin").write_bytes(module)
-        _run_child(folder, spec.name, time_limit, lambda: done(folder))
-        early = None if machine_code else _buffers(folder)
-        return early or _read_result(folder, spec.name)
+        look = (lambda: None) if machine_code else (lambda: _left(folder))
+        left = _run_child(folder, spec.name, time_limit, look)
+        return left or (_read_result(folder, spec.name), None)
 
     def finish() -> CompiledMemory:
         with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
             folder = Path(name)
             if keep_hlo or machine_code:
-                return _memory(compiled(folder), _kept_hlo(folder), who)
-            key = json.dumps(request, sort_keys=True), module
-            return _memory(cached(key, lambda: compiled(folder)), None, who)
+                figures, hlo = compiled(folder)
+                kept = (hlo or _kept_hlo(folder)) if keep_hlo else None
+                return _memory(figures, kept, who)
+            key = json.dumps(request, sort_keys=True), module, _compilers()
+            return _memory(cached(key, lambda: compiled(folder)[0]), None, who)
 
     return finish
+
+
+def _compilers() -> str:
+    """The CUDA wheels that compile, with their versions."""
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    names = sorted(name for name in found if name and name.startswith("jax-cuda"))
+    return " ".join(f"{name}=={found[name]}" for name in names)
 
 
 def _check_wheels() -> None:
@@ -254,10 +260,20 @@ def _child_environment() -> dict[str, str]:
     return os.environ | cpu
 
 
+Left = tuple[dict[str, int], bytes]  # figures, and the module that they are of
+
+
+def _left(folder: Path) -> Left | None:
+    """What a child has left behind so far, if that is whole."""
+    hlo = read_dump(folder)
+    figures = None if hlo is None else buffer_figures(hlo)
+    return None if hlo is None or figures is None else (figures, hlo)
+
+
 def _run_child(
-    folder: Path, name: str, time_limit: float, done: Callable[[], bool]
-) -> None:
-    """Until the child ends, or is `done`."""
+    folder: Path, name: str, time_limit: float, look: Callable[[], Left | None]
+) -> Left | None:
+    """Until the child ends, or a look at what it has left finds enough."""
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
             [*_WORKER, str(folder)],
@@ -268,27 +284,29 @@ def _run_child(
             start_new_session=True,
         )
         try:
-            code = _wait(child, time_limit, done)
+            code, left = _wait(child, time_limit, look)
         finally:
             _end(child)
     if code is None:
         raise _failure(folder, name, f"did not finish within `time_limit`={time_limit}")
-    if code and not done():
+    left = left or look()  # it may have ended between two looks
+    if code and left is None:
         raise _failure(folder, name, _ending(code))
+    return left
 
 
 def _wait(
-    child: subprocess.Popen, time_limit: float, done: Callable[[], bool]
-) -> int | None:
-    """The child's exit status, 0 as soon as it is `done`, or None: out of time."""
+    child: subprocess.Popen, time_limit: float, look: Callable[[], Left | None]
+) -> tuple[int | None, Left | None]:
+    """The exit status (None: out of time), and what was found before the end."""
     end = time.monotonic() + time_limit
     while time.monotonic() < end:
         try:
-            return child.wait(_POLL)
+            return child.wait(_POLL), None
         except subprocess.TimeoutExpired:
-            if done():
-                return 0
-    return None
+            if left := look():
+                return 0, left
+    return None, None
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -336,11 +354,6 @@ def _telling(lines: list[str]) -> list[str]:
     """The last error and what follows, or the end."""
     errors = [i for i, line in enumerate(lines) if _ERROR.match(line)]
     return lines[errors[-1] :][:12] if errors else lines[-12:]
-
-
-def _buffers(folder: Path) -> dict[str, int] | None:
-    hlo = read_dump(folder)
-    return None if hlo is None else buffer_figures(hlo)
 
 
 def _kept_hlo(dump: Path | None) -> bytes | None:

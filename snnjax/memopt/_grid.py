@@ -15,14 +15,28 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """`{k * 2**exponent : lo <= k <= hi}`, integers all."""
+    """`{k * 2**exponent : lo <= k <= hi}`, integers all.
+
+    Args:
+        lo, hi: the smallest and the largest k.
+        exponent: of the unit, `2**exponent`.
+
+    Raises:
+        ValueError: they are no whole numbers, or `lo` is above `hi`.
+    """
 
     lo: int
     hi: int
     exponent: int = 0
 
     def __post_init__(self) -> None:
-        assert self.lo <= self.hi, self
+        whole = all(type(n) is int for n in (self.lo, self.hi, self.exponent))
+        if not whole or self.lo > self.hi:
+            raise ValueError(
+                f"`lo` is {self.lo!r}, `hi` {self.hi!r}, `exponent` {self.exponent!r}; "
+                "allowed are whole numbers with lo <= hi. Give the members in units of "
+                "2**exponent."
+            )
 
     def __str__(self) -> str:
         unit = 2.0**self.exponent

@@ -110,6 +110,24 @@ def become(module: nnx.Module, cls: type) -> None:
     object.__setattr__(module, "__class__", cls)
 
 
+def intercept(module: nnx.Module, call: Callable[..., Any]) -> None:
+    """Has `module`, in place, called by `call(self, *args, **kwargs)`."""
+    cls = type(module)
+    become(module, derived((cls,), cls.__name__, {"__call__": call}))
+
+
+def as_function(
+    net: nnx.Module, f: Callable[..., Any]
+) -> tuple[Callable[..., Any], Any]:
+    """`f(net, *args)` as a pure function of the model's state, and that state."""
+    graphdef, state = nnx.split(net)
+
+    def run(state: Any, *args: Any) -> Any:
+        return f(nnx.merge(graphdef, state, copy=True), *args)
+
+    return run, state
+
+
 def abstract(net: nnx.Module) -> nnx.Module:
     """The model with `jax.ShapeDtypeStruct`s for arrays."""
     graphdef, state = nnx.split(net)

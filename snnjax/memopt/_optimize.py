@@ -37,6 +37,8 @@ from ._targets import (
     check_batch,
     check_input_range,
     check_loss,
+    check_optimizer,
+    check_time_repeats,
     find_targets,
     parts_of,
     plan_segment,
@@ -126,6 +128,8 @@ def make_plan(
     targets = find_targets(net, instance)
     loss = _sum_of_outputs if loss is None else loss
     check_loss(loss)
+    check_optimizer(optimizer)
+    check_time_repeats(time_repeats, net, batch)
     make = functools.partial(_segments, compress=compress_x, unchecked=unchecked)
     named = parts_of(net, targets) if "split" in options.kinds else {}
     inner = modules_at(net, [part for inside in named.values() for part in inside])
@@ -287,15 +291,15 @@ def memory_optimization(
         compress_x: whether to compress the segments' inputs.
         verbose: print what is done and what it is worth.
         return_summary: return `(model, MemOptSummary)`.
-        **settings: `level` (0 where nothing else is asked for), `profile`, `budget` and
-            the rest, `loss`, `optimizer`, `input_range`, `unchecked`, `device` and
-            `time_repeats`, as for `make_plan`.
+        **settings: `level` (0 unless `profile`, `prefer`, `budget` or `max_slowdown` is
+            given) and the rest, `loss`, `optimizer`, `input_range`, `unchecked`,
+            `device` and `time_repeats`, as for `make_plan`.
 
     Returns:
         The segmented model, or with `return_summary` a pair.
 
     Raises:
-        ValueError, ImportError, MeasureError: as `make_plan`.
+        ValueError, BudgetError, ImportError, MeasureError: as `make_plan`.
 
     Example:
         >>> import jax, jax.numpy as jnp

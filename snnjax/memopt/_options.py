@@ -223,7 +223,9 @@ def _effort(
 ) -> tuple[int, tuple[str, ...]]:
     """Whole steps to compile, and what a search that does not climb makes of limits."""
     compiles, notes = preset.compiles if preset else 2 if climbs else 4, []
-    if not climbs and candidates is not None:
+    if expensive is False:
+        compiles = 1
+    elif not climbs and candidates is not None:
         compiles = candidates
         notes.append(
             f"`max_candidates_per_round`: {compiles} whole steps at most were compiled"
@@ -233,7 +235,7 @@ def _effort(
             "`max_split_rounds` is of the climb by `level` alone; with a profile, a "
             "budget or a slowdown the search is exact and has no rounds"
         )
-    return 1 if expensive is False else compiles, tuple(notes)
+    return compiles, tuple(notes)
 
 
 def _without_batch(

@@ -117,6 +117,7 @@ class Plan:
         plain_residual_bytes, planned_residual_bytes: kept from forward to backward.
         slowdown: time of a step over plain's: estimated by a roofline, or measured, as
             `timed` says; None without.
+        timed: whether `slowdown` was measured.
         trials: what the search looked at.
         front: (estimated bytes, estimated slowdown) of every best trade.
         versions: (package, version) that the figures come from.
@@ -173,13 +174,12 @@ class Plan:
         _check_shards(shards, time)
         _check_one_of("forward_by", forward_by, _FORWARD_IN_WORDS)
         _check_one_of("chunk_statistics", chunk_statistics, ("exact", "per_chunk"))
-        missing = [p for p in paths if p not in (s.path for s in self.segments)]
-        if missing or not paths:
-            raise ValueError(
-                f"`paths` are {', '.join(map(repr, missing)) or 'none'}; allowed are "
-                f"this plan's segments, {', '.join(s.path for s in self.segments)}."
-            )
+        _check_per_chunk(chunk_statistics, shards, forward_by)
+        self._check_paths(paths)
         cut = {
+            "currents": False,
+            "kept_bytes": None,
+            "seconds": None,
             "cut": "batch" if time is None else "time",
             "chunks": batch or time,
             "shards": shards,
@@ -193,12 +193,37 @@ class Plan:
         return self._changed(tuple(segments))
 
     def without(self, *paths: str) -> Self:
-        """The plan with some segments left as they were; unmeasured."""
+        """The plan with some segments left as they were; unmeasured.
+
+        Args:
+            *paths: of segments of this plan.
+
+        Raises:
+            ValueError: no such segment.
+        """
+        self._check_paths(paths)
         return self._changed(tuple(s for s in self.segments if s.path not in paths))
 
     def first(self, count: int) -> Self:
-        """The plan with its first `count` segments only; unmeasured."""
+        """The plan with its first `count` segments only; unmeasured.
+
+        Raises:
+            ValueError: `count` is no whole number from 0.
+        """
+        if type(count) is not int or count < 0:
+            raise ValueError(
+                f"`count` is {count!r}; allowed are whole numbers from 0. Say how many "
+                "segments stay."
+            )
         return self._changed(self.segments[:count])
+
+    def _check_paths(self, paths: tuple[str, ...]) -> None:
+        missing = [p for p in paths if p not in (s.path for s in self.segments)]
+        if missing or not paths:
+            raise ValueError(
+                f"`paths` are {', '.join(map(repr, missing)) or 'none'}; allowed are "
+                f"this plan's segments, {', '.join(s.path for s in self.segments)}."
+            )
 
     def _changed(self, segments: tuple[PlannedSegment, ...]) -> Self:
         names = ("planned_bytes", "planned_residual_bytes", "slowdown")
@@ -277,6 +302,15 @@ def _check_shards(shards: Any, time: Any) -> None:
         raise ValueError(
             f"`shards` is {shards!r}; allowed is the number of devices that share the "
             "batch, and 1 for time chunks."
+        )
+
+
+def _check_per_chunk(chunk_statistics: str, shards: int, forward_by: str) -> None:
+    if chunk_statistics == "per_chunk" and (shards > 1 or forward_by != "whole"):
+        raise ValueError(
+            f"`chunk_statistics` is 'per_chunk' with `shards` {shards} and "
+            f"`forward_by` {forward_by!r}; allowed with it are 1 and 'whole', since "
+            "each chunk is a call of its own. Leave them out, or use 'exact'."
         )
 
 

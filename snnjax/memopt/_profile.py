@@ -99,12 +99,6 @@ def timed(
         batch: arrays.
         repeats: timed steps of each.
     """
-    leaves = jax.tree.leaves((nnx.state(net), batch))
-    if any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
-        raise ValueError(
-            f"`time_repeats` is {repeats}, but the model or the batch is abstract; "
-            "allowed are values, since steps are run, and 0 with abstract ones."
-        )
 
     def stepping(model: nnx.Module) -> Callable[[], Any]:
         state = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
@@ -126,7 +120,7 @@ def held_bytes(
 ) -> int:
     """Bytes of parameters, states, optimizer and batch."""
     plain = abstract(net)
-    state = nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), plain)
+    state = _abstract_optimizer(plain, optimizer)
     held = nnx.state(plain), nnx.state(state, nnx.OptState), batch
     return sum(size(shape_of(a)) for a in jax.tree.leaves(held))
 
@@ -150,10 +144,16 @@ def prepare_step(
     device: str | DeviceSpec | None,
 ) -> Callable[[], MemoryReport]:
     """As `measure_step`, traced; what is returned compiles it, in any thread."""
-    state = nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), net)
+    state = _abstract_optimizer(net, optimizer)
     step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
     options = _quick(device)
     return prepare(step, net, state, *batch, device=device, compiler_options=options)
+
+
+def _abstract_optimizer(
+    net: nnx.Module, optimizer: optax.GradientTransformation
+) -> nnx.Optimizer:
+    return nnx.eval_shape(lambda m: nnx.Optimizer(m, optimizer, wrt=nnx.Param), net)
 
 
 def _quick(device: str | DeviceSpec | None) -> Mapping[str, Any] | None:

@@ -1,6 +1,7 @@
 """From segments to a table of costs, and from choices back to segments."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from flax import nnx
 
 from ._apply import compressor_of
 from ._cost import Costs
-from ._model import modules_at, shape_of
+from ._model import as_function, modules_at, shape_of
 from ._plan import PlannedSegment
 from ._residuals import residual_bytes
 from ._survey import Seen, survey
@@ -85,13 +86,14 @@ def propose(
         seen |= survey(net, tuple(s.path for s in inner), loss, batch)
     modules = modules_at(net, seen)
 
-    def row(segment: PlannedSegment, split: tuple[Row, ...] = ()) -> Row:
+    def row(segment: PlannedSegment, split: tuple[Row, ...] = (), **cuts: bool) -> Row:
         module = modules[segment.path]
         compressor = compressor_of(module, segment)
-        return costs.row(seen[segment.path], compressor, module, split)
+        return costs.row(seen[segment.path], compressor, module, split, **cuts)
 
     called = tuple(s for s in segments if s.path in seen)
-    rows = [row(s, _rows(parts.get(s.path, ()), seen, row)) for s in called]
+    part = functools.partial(row, cuts=False)
+    rows = [row(s, _rows(parts.get(s.path, ()), seen, part)) for s in called]
     kept = sum(r.cost(PLAIN).saved for r in rows)
     rest = max(0, residual_bytes(loss, net, *batch) - kept)
     done = sum(costs.work(seen[s.path]).operations * seen[s.path].calls for s in called)
@@ -104,11 +106,7 @@ def _operations(
     net: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]
 ) -> float:
     """Of the forward pass of the whole model."""
-    graphdef, state = nnx.split(net)
-
-    def forward(state: Any, *batch: Any) -> Any:
-        return loss(nnx.merge(graphdef, state, copy=True), *batch)
-
+    forward, state = as_function(net, loss)
     return operations(forward, *jax.tree.map(shape_of, (state, *batch)))
 
 

@@ -20,12 +20,12 @@ _NEAR = 0.02  # of the peak: a preset gives no time for so little
 
 
 class BudgetError(ValueError):
-    """No plan fits; the message has the smallest peak that was reached.
+    """No plan fits; the message says what was reached.
 
     Args:
         message: for people.
-        smallest: what every target became in the plan of the smallest peak.
-        peak_bytes: its measured peak.
+        smallest: what every target became in the nearest plan.
+        peak_bytes: its measured peak; None if it was not compiled.
     """
 
     def __init__(self, message: str, smallest: Choices, peak_bytes: int | None) -> None:
@@ -282,7 +282,7 @@ def _verdict(trial: Climbed, bar: int) -> str:
 
 
 def _trial(candidate: Candidate, winner: Candidate) -> Trial:
-    verdict = candidate.why or "measured, and lost"
+    verdict = candidate.why[:300] or "measured, and lost"
     if candidate is winner:
         verdict = "taken"
     return Trial(

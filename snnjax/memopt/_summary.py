@@ -189,7 +189,7 @@ class MemOptSummary:
 
     @property
     def slowdown(self) -> float | None:
-        """Estimated time of a step over plain's."""
+        """Time of a step over plain's: by `time_repeats`, else an estimate."""
         return self.plan.slowdown
 
     def log(self) -> str:
@@ -207,7 +207,7 @@ class MemOptSummary:
 
 
 def _within(path: str, target: str) -> bool:
-    return path == target or path.startswith(f"{target}.")
+    return not target or path == target or path.startswith(f"{target}.")
 
 
 def _lines(plan: Plan) -> list[str]:

@@ -11,7 +11,14 @@ import jax
 from flax import nnx
 
 from ._container import pure_call
-from ._model import become, copy_structure, derived, modules_at, shape_of
+from ._model import (
+    as_function,
+    become,
+    copy_structure,
+    intercept,
+    modules_at,
+    shape_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +53,8 @@ def survey(
     watched = copy_structure(net)
     for path, module in modules_at(watched, paths).items():
         _watch(module, path, seen)
-    graphdef, state = nnx.split(watched)
-
-    def forward(state: Any, batch: tuple[Any, ...]) -> Any:
-        return loss(nnx.merge(graphdef, state, copy=True), *batch)
-
-    jax.eval_shape(forward, *jax.tree.map(shape_of, (state, batch)))
+    forward, state = as_function(watched, loss)
+    jax.eval_shape(forward, *jax.tree.map(shape_of, (state, *batch)))
     return seen
 
 
@@ -69,4 +72,4 @@ def _watch(module: nnx.Module, path: str, seen: dict[str, Seen]) -> None:
             seen[path] = Seen(path, run, jax.tree.map(shape_of, inputs))
         return cls.__call__(self, x, *args, **kwargs)
 
-    become(module, derived((cls,), cls.__name__, {"__call__": call}))
+    intercept(module, call)

@@ -97,6 +97,45 @@ def check_loss(loss: Any) -> None:
         )
 
 
+def check_optimizer(optimizer: Any) -> None:
+    """Raises unless `optimizer` is one of optax's, or None."""
+    made = all(hasattr(optimizer, name) for name in ("init", "update"))
+    if optimizer is not None and not made:
+        raise ValueError(
+            f"`optimizer` is {optimizer!r}; allowed is an optax.GradientTransformation "
+            "or None. Call it: `optax.adam(1e-3)`."
+        )
+
+
+def check_time_repeats(repeats: Any, net: nnx.Module, batch: Any) -> None:
+    """Raises unless so many steps can be run."""
+    if type(repeats) is not int or repeats < 0:
+        raise ValueError(
+            f"`time_repeats` is {repeats!r}; allowed are whole numbers from 0. Give "
+            "the number of timed steps."
+        )
+    if repeats and (batch is None or _is_abstract((nnx.state(net), batch))):
+        raise ValueError(
+            f"`time_repeats` is {repeats}, but the model or the batch is abstract; "
+            "allowed are values, since steps are run, and 0 with abstract ones."
+        )
+
+
+def check_real(batch: Any) -> None:
+    """Raises unless `batch` is a tuple of arrays with values."""
+    check_batch(batch)
+    if batch is None or _is_abstract(batch):
+        raise ValueError(
+            "`batch` is abstract or None; allowed is real data, which is compared. "
+            "Give arrays."
+        )
+
+
+def _is_abstract(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves)
+
+
 def check_input_range(input_range: Any) -> Grid | None:
     """The grid of a declared `(lo, hi)`, or None for None."""
     if input_range is None:

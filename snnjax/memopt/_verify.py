@@ -12,17 +12,19 @@ from .._types import Array
 from ._apply import apply_plan
 from ._compress import BaseSpikeCompressor
 from ._container import GCContainer
-from ._model import become, derived, describe, named_modules
+from ._model import describe, intercept, named_modules
 from ._plan import Plan
+from ._targets import check_real
 
 
 def verify(
     net: nnx.Module, plan: Plan, batch: tuple[Any, ...], *, loss: Loss | None = None
 ) -> None:
-    """Runs a forward pass and checks every segment's input against its round trip.
+    """Runs a forward pass and checks the inputs of segments against their round trips.
 
     For compressors that were allowed by `unchecked=True`: on this batch they are exact,
-    or the error says where they are not. The model runs on copies of its variables and
+    or the error says where they are not. It sees the segments that this call reaches.
+    The model runs on copies of its variables and
     stays as it is.
 
     Args:
@@ -33,9 +35,10 @@ def verify(
         loss: `loss(model, *batch)`; None calls the model.
 
     Raises:
-        ValueError: an input came back changed; the message names the segment, the first
-            index and both values.
+        ValueError: `batch` is no tuple of arrays; or an input came back changed: the
+            message names the segment, the first index and both values.
     """
+    check_real(batch)
     planned: Any = nnx.clone(apply_plan(net, plan))
     for path, module in named_modules(planned).items():
         if isinstance(module, GCContainer):
@@ -50,7 +53,7 @@ def _watch(path: str, module: GCContainer) -> None:
         _compare(path, compressor, x)
         return cls.__call__(self, x, *args, **kwargs)
 
-    become(module, derived((cls,), cls.__name__, {"__call__": call}))
+    intercept(module, call)
 
 
 def _compare(path: str, compressor: BaseSpikeCompressor, x: Any) -> None:

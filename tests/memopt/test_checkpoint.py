@@ -72,6 +72,20 @@ def test_a_declaration_that_the_data_breaks_is_an_error(key, value):
     jax.block_until_ready(jax.grad(lambda p: weigh(free(p, x)))(params))
 
 
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"argnum": -1}, "`argnum` is -1; allowed are whole numbers from 0"),
+        ({"argnum": True}, "`argnum` is True"),
+        ({"compressor": memopt.BitSpikeCompressor}, "`compressor` is <class.*Make one"),
+        ({"compressor": "BitSpikeCompressor"}, "`compressor` is 'BitSpikeCompressor'"),
+    ],
+)
+def test_settings_are_checked_at_once(settings, words):
+    with pytest.raises(ValueError, match=words):
+        memopt.checkpoint(layer, **settings)
+
+
 @pytest.mark.parametrize("args", [(), ({"w": 1.0},), ({"w": 1.0}, {"x": np.ones(3)})])
 def test_the_input_is_one_positional_array(args):
     with pytest.raises(ValueError, match="`argnum` is 1.*one array"):

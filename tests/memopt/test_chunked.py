@@ -517,6 +517,14 @@ def test_a_plan_with_chunks_survives_its_file(tmp_path):
         ({"batch": 2, "forward_by": "halves"}, "`forward_by` is 'halves'"),
         ({"time": 2, "shards": 2}, "shards"),
         ({"batch": 2, "shards": 0}, "shards"),
+        (
+            {"batch": 2, "shards": 2, "chunk_statistics": "per_chunk"},
+            "'per_chunk' with",
+        ),
+        (
+            {"batch": 2, "forward_by": "chunks", "chunk_statistics": "per_chunk"},
+            "'per_chunk' with `shards` 1 and `forward_by` 'chunks'",
+        ),
     ],
 )
 def test_chunks_that_make_no_sense_are_refused(settings, words):
@@ -531,3 +539,18 @@ def test_time_chunks_over_devices_are_refused():
     seg = chunked_segment(normal_lif, KEEP, TIME, 2, shards=2)
     with pytest.raises(ValueError, match="shards"):
         jax.eval_shape(gradient(seg), x, w)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ((2, 2), "`axis` is 2; allowed are 0"),
+        ((TIME, 0), "`count` is 0"),
+        ((TIME, True), "`count` is True"),
+        ((BATCH, 2, {"forward_by": "sum"}), "`forward_by` is 'sum'.*'sums'"),
+    ],
+)
+def test_a_cut_that_makes_no_sense_is_refused_at_once(arguments, words):
+    axis, count, *settings = arguments
+    with pytest.raises(ValueError, match=words):
+        chunked_segment(normal_lif, KEEP, axis, count, **dict(*settings))

@@ -168,6 +168,13 @@ def test_an_unknown_name_lists_what_is_allowed(name):
     assert repr(name) in str(error.value)
 
 
+@pytest.mark.parametrize("cls", ["BitSpikeCompressor", "IntegerSpikeCompressor"])
+def test_an_unknown_implementation_is_refused(cls):
+    bits = {} if cls == "BitSpikeCompressor" else {"bits": 2}
+    with pytest.raises(ValueError, match="`implementation` is 'palas'.*\"pallas\""):
+        getattr(memopt, cls)(**bits, implementation="palas")
+
+
 def test_a_compressor_without_both_halves_cannot_be_made():
     @dataclasses.dataclass(frozen=True)
     class Half(BaseSpikeCompressor):

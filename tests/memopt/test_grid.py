@@ -179,3 +179,9 @@ def test_huge_results_become_unknown_not_slow():
     far = Grid(1, 2**61), Grid(1, 2**61)
     assert grids.multiply(*far) is None
     assert grids.add(Grid(0, 1, 60), Grid(0, 1, -60)) is None
+
+
+@pytest.mark.parametrize("numbers", [(1, 0), (0, 0.5), (0, 1, 0.5), (False, 1)])
+def test_what_is_no_grid_is_refused(numbers):
+    with pytest.raises(ValueError, match="`lo` is .*whole numbers with lo <= hi"):
+        Grid(*numbers)

@@ -385,6 +385,21 @@ def test_a_loss_that_is_no_scalar_is_refused_by_name(wish):
         plan_of(chain(n=1), loss=lambda m, x: m(x).sum(0), **wish)
 
 
+def test_an_optimizer_that_was_not_made_is_refused():
+    with pytest.raises(ValueError, match="`optimizer` is <function adam.*Call it"):
+        plan_of(chain(n=1), optimizer=optax.adam)
+
+
+@pytest.mark.parametrize("wish", [{"level": 4}, {"budget": 9000}])
+def test_missing_wheels_are_an_import_error_of_every_search(wish, monkeypatch):
+    def prepare_step(*_):
+        raise ImportError("pip install it")
+
+    monkeypatch.setattr(_optimize, "prepare_step", prepare_step)
+    with pytest.raises(ImportError, match="pip install it"):
+        plan_of(chain(n=1), **wish)
+
+
 @pytest.mark.parametrize("device", ["gtx9", "RTX4091", ""])
 @pytest.mark.parametrize("wish", [{"level": 4}, {"budget": 0.5}])
 def test_an_unknown_device_is_refused_with_those_there_are(device, wish):

@@ -190,3 +190,33 @@ def test_markup_in_a_path_or_boundary_stays_text():
     odd = PlannedSegment("[red]layer[/red]", "BitSpikeCompressor", "{0, 1}: [bold]x")
     text = str(dataclasses.replace(PLAN, segments=(odd,)))
     assert "[red]layer[/red]" in text and "[bold]x" in text
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda plan: plan.without("head"), "`paths` are 'head'; allowed are"),
+        (lambda plan: plan.without(), "`paths` are none"),
+        (lambda plan: plan.with_chunks("haed", batch=2), "`paths` are 'haed'"),
+        (lambda plan: plan.first(-1), "`count` is -1"),
+        (lambda plan: plan.first(True), "`count` is True"),
+    ],
+)
+def test_what_a_plan_does_not_have_cannot_be_changed(change, words):
+    with pytest.raises(ValueError, match=words):
+        change(PLAN)
+
+
+def test_a_segment_that_is_cut_forgets_the_figures_of_the_old_choice():
+    known = dataclasses.replace(
+        PLAN.segments[0], currents=True, kept_bytes=8, seconds=1.0
+    )
+    plan = dataclasses.replace(PLAN, segments=(known,), slowdown=1.1, timed=True)
+    cut = plan.with_chunks(known.path, batch=2)
+    (segment,) = cut.segments
+    assert (segment.currents, segment.kept_bytes, segment.seconds) == (
+        False,
+        None,
+        None,
+    )
+    assert (cut.planned_bytes, cut.slowdown, cut.timed) == (None, None, False)

@@ -23,6 +23,17 @@ def test_a_slowdown_is_measured_where_there_are_values():
     assert not plan.without(plan.segments[0].path).timed
 
 
+@pytest.mark.parametrize("repeats", [-1, "3", 1.0, True])
+def test_repeats_are_a_whole_number(repeats):
+    with pytest.raises(ValueError, match="`time_repeats` is .*whole numbers from 0"):
+        memopt.make_plan(chain(), (Block,), (X,), loss=loss, time_repeats=repeats)
+
+
+def test_nothing_is_timed_without_a_batch():
+    with pytest.raises(ValueError, match="`time_repeats` is 1"):
+        memopt.make_plan(chain(), (Block,), None, time_repeats=1)
+
+
 def test_nothing_runs_on_abstract_values():
     net = nnx.eval_shape(chain)
     with pytest.raises(ValueError, match="`time_repeats` is 2.*abstract"):

@@ -238,3 +238,10 @@ def test_a_plan_of_another_model_is_refused():
     plan = planned(sums(), frames())
     with pytest.raises(ValueError, match="another model"):
         memopt.verify(chain(), plan, (frames(),))
+
+
+@pytest.mark.parametrize("batch", [None, frames(), (jax.eval_shape(frames),)])
+def test_only_real_data_can_be_compared(batch):
+    plan = planned(sums(), frames())
+    with pytest.raises(ValueError, match="`batch`.* is "):
+        memopt.verify(sums(), plan, batch)
