@@ -95,7 +95,7 @@ def test_a_kernel_forced_on_what_it_cannot_serve_is_refused_at_once():
 
 @pytest.mark.parametrize("implementation", ["triton", "XLA", "", False])
 def test_what_is_no_implementation(implementation):
-    words = f"`implementation` is {implementation!r}; allowed are None .*xla.*pallas"
+    words = f"`implementation` is {implementation!r}; allowed are None, .*xla.*pallas"
     with pytest.raises(ValueError, match=words):
         lif(X, implementation=implementation)
     with pytest.raises(ValueError, match=words):
