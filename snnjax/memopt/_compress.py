@@ -119,11 +119,17 @@ class BitSpikeCompressor(BaseSpikeCompressor):
     Args:
         implementation: `None` and `"xla"` are XLA's own program, which fuses with what
             is around it; `"pallas"` forces a kernel, on CUDA devices.
+
+    Raises:
+        ValueError: `implementation` is another.
     """
 
     implementation: str | None = dataclasses.field(default=None, repr=False)
     holds = BINARY
     separable = True
+
+    def __post_init__(self) -> None:
+        kernels.check_implementation(self.implementation)
 
     def compress(self, x: Array) -> Array:
         return _pack(1, self.implementation, _flat(x).astype(bool).astype(jnp.uint8))
@@ -147,6 +153,9 @@ class IntegerSpikeCompressor(BaseSpikeCompressor):
         lo: smallest member, in units of `scale`.
         scale: a power of two.
         implementation: as for `BitSpikeCompressor`.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
 
     bits: int
@@ -217,6 +226,9 @@ class SparseSpikeCompressor(BaseSpikeCompressor):
     Args:
         capacity: ones that a time step of a sample may hold. More are an error when the
             program runs; nothing is cut off.
+
+    Raises:
+        ValueError: `capacity` is no whole number from 0.
     """
 
     capacity: int
