@@ -18,8 +18,10 @@ def held_to(x: Array, grid: Grid, message: Callable[[float], str]) -> Array:
     """
     if not x.size:
         return x
-    # float32 holds every bound that can be declared, and does not wrap.
-    value = lax.stop_gradient(x).astype(jnp.float32)
+    # float32 holds every bound that can be declared, and does not wrap. float64 stays:
+    # rounded, a value beside a member would be one.
+    wide = x.dtype if x.dtype == jnp.float64 else jnp.float32
+    value = lax.stop_gradient(x).astype(wide)
     k = value / 2.0**grid.exponent
     outside = (k < grid.lo) | (k > grid.hi) | (k != jnp.round(k))
     outside |= (value == 0) & jnp.signbit(value)

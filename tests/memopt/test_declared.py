@@ -133,6 +133,20 @@ def test_booleans_outside_the_range_are_no_exception(input_range, bad):
         jax.block_until_ready(GRAD(seg, x))
 
 
+def test_a_double_beside_a_member_is_none():
+    """As float32 it would be 1, and be packed as that."""
+    with jax.enable_x64(True):
+        x = (frames() > 0).astype(jnp.float64).at[0, 0, 0].set(1 + 1e-9)
+        layer = memopt.checkpoint(
+            lambda w, x: w * x, compressor=memopt.BitSpikeCompressor()
+        )
+        gradient = jax.grad(lambda w, x: layer(w, x).sum())
+        with pytest.raises(FAILED, match="holds 1"):
+            jax.block_until_ready(gradient(jnp.float64(2), x))
+        good = jax.block_until_ready(gradient(jnp.float64(2), jnp.round(x)))
+    assert float(good) == np.round(np.asarray(x)).sum()
+
+
 def test_data_outside_the_range_fails_at_other_shapes_and_as_numpy():
     seg = declared(frames())
     x = np.zeros((2, 5, WIDTH), np.float32)
