@@ -5,7 +5,7 @@ A block is conv, batch norm and LIF; a pool stands before a convolution, as ther
 
 import torch
 from spikingjelly.activation_based import functional, layer, neuron, surrogate
-from workload import DROPOUT, TAU, sizes
+from workload import DROPOUT, TAU, WIDTHS, sizes
 
 
 class Block(torch.nn.Module):
@@ -48,6 +48,5 @@ def torch_vgg(options):
     side = sizes(options)["vgg"][2]
     if options.small:
         return Net([(2, 8, False), (8, 10, True)], side)
-    widths = (2, 64, 128, 256, 256, 512, 512, 512, 512)
     pools = (False, False, True, False, True, False, True, False)
-    return Net([*zip(widths, widths[1:], pools)], side)
+    return Net([*zip(WIDTHS, WIDTHS[1:], pools)], side)

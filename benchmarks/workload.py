@@ -11,6 +11,7 @@ import numpy as np
 RATE = 0.01  # of plain gradient descent
 TAU = 1.333
 DROPOUT = 0.25
+WIDTHS = (2, 64, 128, 256, 256, 512, 512, 512, 512)  # channels between its layers
 DTYPES = ("float32", "bfloat16")  # of a neuron alone
 
 
@@ -44,8 +45,7 @@ def layout(options: argparse.Namespace) -> list[tuple[int, int, bool]]:
     """Channels in, channels out, and whether a pool ends the block."""
     if options.small:
         return [(2, 8, True), (8, 10, True)]
-    widths = (2, 64, 128, 256, 256, 512, 512, 512, 512)
-    return [*zip(widths, widths[1:], (False, True) * 4)]
+    return [*zip(WIDTHS, WIDTHS[1:], (False, True) * 4)]
 
 
 def peak_of(memory: Any) -> int:

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import workload
 from flax import nnx
 
 import snnjax as snn
@@ -50,13 +51,7 @@ def load(data: Path) -> tuple[snn.data.Samples, snn.data.Samples]:
 
 def synthetic(samples: int) -> snn.data.Samples:
     """Recordings of random events, with random classes."""
-    rng = np.random.default_rng(0)
-    fields = [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")]
-    events = np.zeros((samples, 5000), fields)
-    for field, end in (("t", 10**6), ("x", 128), ("y", 128), ("p", 2)):
-        events[field] = rng.integers(0, end, events.shape)
-    labels = rng.integers(0, CLASSES, samples)
-    return snn.data.from_arrays(events, labels, size=(128, 128, 2))
+    return workload.random_events(samples, count=5000, span=10**6, classes=CLASSES)
 
 
 # --- loss and training step -----------------------------------------------------------

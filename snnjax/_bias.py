@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._marks import ELEMENTWISE, TRUSTED, marked
+from ._types import with_axes_of
 
 
 def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
@@ -18,7 +19,7 @@ def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
         y: `[time, ..., features]`.
         bias: `[features]`.
     """
-    return _trusted_add(y, bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,)))
+    return _trusted_add(y, with_axes_of(y, bias.astype(y.dtype)))
 
 
 @jax.custom_jvp

@@ -2,8 +2,8 @@
 
 XLA is free to run a recomputation right after the forward pass, which saves nothing,
 and to allocate a buffer of zeros when the program starts. Two ties hold it back, and
-both are needed: a data dependency, which XLA's CPU compiler respects while
-it deletes barriers, and an optimization barrier, which is what works on a GPU.
+both are needed: a data dependency, which XLA's CPU compiler respects while it deletes
+barriers, and an optimization barrier, which is what works on a GPU.
 """
 
 from typing import Any

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._types import Array
+from ._checks import check_whole
 from ._compress import (
     BaseSpikeCompressor,
     BitSpikeCompressor,
@@ -93,11 +94,7 @@ def checkpoint(
 
 
 def _check(argnum: Any, compressor: Any) -> None:
-    if type(argnum) is not int or argnum < 0:
-        raise ValueError(
-            f"`argnum` is {argnum!r}; allowed are whole numbers from 0. Count from the "
-            "left."
-        )
+    check_whole("argnum", argnum, 0, "Count from the left.")
     if compressor is not None and not isinstance(compressor, BaseSpikeCompressor):
         raise ValueError(
             f"`compressor` is {compressor!r}; allowed is an instance, such as "

@@ -23,6 +23,7 @@ import jax
 from .._gate import after, gate
 from .._shards import alike
 from .._types import Array
+from ._checks import check_one_of, check_whole
 from ._chunk_backward import Backward, Kept
 from ._chunk_forward import FORWARD
 from ._compress import BaseSpikeCompressor
@@ -91,14 +92,8 @@ def chunked_segment(
 def _check(axis: Any, count: Any, forward_by: Any) -> None:
     if axis not in NAMES:
         raise ValueError(f"`axis` is {axis!r}; allowed are 0 (time) and 1 (batch).")
-    if type(count) is not int or count < 1:
-        raise ValueError(
-            f"`count` is {count!r}; allowed are whole numbers from 1. Give a number of "
-            "chunks."
-        )
-    if forward_by not in FORWARD:
-        names = ", ".join(map(repr, FORWARD))
-        raise ValueError(f"`forward_by` is {forward_by!r}; allowed are {names}.")
+    check_whole("count", count, 1, "Give a number of chunks.")
+    check_one_of("forward_by", forward_by, FORWARD)
 
 
 def cut_program(

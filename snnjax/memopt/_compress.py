@@ -18,6 +18,7 @@ from jax import lax
 
 from .. import kernels
 from .._types import Array
+from ._checks import check_whole
 from ._fault import raise_where
 from ._grid import BINARY, Grid
 
@@ -236,10 +237,7 @@ class SparseSpikeCompressor(BaseSpikeCompressor):
     separable = True
 
     def __post_init__(self) -> None:
-        if type(self.capacity) is not int or self.capacity < 0:
-            raise ValueError(
-                f"`capacity` is {self.capacity!r}; allowed are whole numbers from 0."
-            )
+        check_whole("capacity", self.capacity, 0, "Give the most ones of a time step.")
 
     def compress(self, x: Array) -> Array:
         flat = _flat(x).astype(bool)

@@ -9,6 +9,7 @@ devices, and the workspace that cuDNN would ask for on a real card.
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -184,6 +185,7 @@ def compile_deviceless(
     return finish
 
 
+@functools.cache
 def _compilers() -> str:
     """The CUDA wheels that compile, with their versions."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from ._checks import check_one_of, check_whole
 
 SCHEMA = 1
 _FORWARD_IN_WORDS = {
@@ -172,8 +173,8 @@ class Plan:
         """
         _check_chunks(batch, time)
         _check_shards(shards, time)
-        _check_one_of("forward_by", forward_by, _FORWARD_IN_WORDS)
-        _check_one_of("chunk_statistics", chunk_statistics, ("exact", "per_chunk"))
+        check_one_of("forward_by", forward_by, _FORWARD_IN_WORDS)
+        check_one_of("chunk_statistics", chunk_statistics, ("exact", "per_chunk"))
         _check_per_chunk(chunk_statistics, shards, forward_by)
         self._check_paths(paths)
         cut = {
@@ -210,11 +211,7 @@ class Plan:
         Raises:
             ValueError: `count` is no whole number from 0.
         """
-        if type(count) is not int or count < 0:
-            raise ValueError(
-                f"`count` is {count!r}; allowed are whole numbers from 0. Say how many "
-                "segments stay."
-            )
+        check_whole("count", count, 0, "Say how many segments stay.")
         return self._changed(self.segments[:count])
 
     def _check_paths(self, paths: tuple[str, ...]) -> None:
@@ -279,13 +276,6 @@ class Plan:
         for line in (*_figures(self), *(f"note: {n}" for n in self.notes)):
             console.print(line, highlight=False, markup=False)
         return out.getvalue().rstrip()
-
-
-def _check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"`{name}` is {value!r}; allowed are {', '.join(map(repr, allowed))}."
-        )
 
 
 def _check_chunks(batch: Any, time: Any) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ._checks import check_whole
 from ._compress import (
     BaseSpikeCompressor,
     NullSpikeCompressor,
@@ -109,11 +110,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 def check_time_repeats(repeats: Any, net: nnx.Module, batch: Any) -> None:
     """Raises unless so many steps can be run."""
-    if type(repeats) is not int or repeats < 0:
-        raise ValueError(
-            f"`time_repeats` is {repeats!r}; allowed are whole numbers from 0. Give "
-            "the number of timed steps."
-        )
+    check_whole("time_repeats", repeats, 0, "Give the number of timed steps.")
     if repeats and (batch is None or _is_abstract((nnx.state(net), batch))):
         raise ValueError(
             f"`time_repeats` is {repeats}, but the model or the batch is abstract; "

@@ -18,6 +18,7 @@ import pytest
 from flax import nnx
 from jax.experimental import pallas, topologies
 from jax.experimental.pallas import triton
+from measured import IMAGE_BYTES, Net, X, leaves, struct
 
 from snnjax.memopt import _deviceless, _deviceless_worker, _measure
 from snnjax.memopt._buffers import buffer_figures
@@ -42,18 +43,6 @@ def device(request) -> str | None:
     return request.param
 
 
-class Net(nnx.Module):
-    """Convolution, batch norm and dropout: parameters, statistics and random keys."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.conv = nnx.Conv(2, 16, (3, 3), rngs=rngs)
-        self.norm = nnx.BatchNorm(16, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.drop(jnp.tanh(self.norm(self.conv(x))))
-
-
 def make() -> tuple[Net, nnx.Optimizer]:
     net = Net(nnx.Rngs(0))
     return net, nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
@@ -65,24 +54,8 @@ def train(net: Net, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
     return loss
 
 
-def struct(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def leaves(tree) -> list[np.ndarray]:
-    def raw(x):
-        is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if is_key else x)
-
-    return [raw(x) for x in jax.tree.leaves(nnx.state(tree))]
-
-
 def nbytes(tree) -> int:
     return sum(x.nbytes for x in leaves(tree))
-
-
-X = struct(4, 16, 16, 2)
-IMAGE_BYTES = 4 * 4 * 16 * 16 * 2
 
 
 # --- the figures ----------------------------------------------------------------------

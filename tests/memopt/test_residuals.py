@@ -5,40 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from measured import IMAGE_BYTES, Net, X, leaves, struct
 
 from snnjax.memopt import MeasureError, residual_bytes, residual_shapes
 
 
-class Net(nnx.Module):
-    """Convolution, batch norm and dropout: parameters, statistics and random keys."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.conv = nnx.Conv(2, 16, (3, 3), rngs=rngs)
-        self.norm = nnx.BatchNorm(16, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.drop(jnp.tanh(self.norm(self.conv(x))))
-
-
 def make() -> Net:
     return Net(nnx.Rngs(0))
-
-
-def leaves(net: Net) -> list[np.ndarray]:
-    def raw(x):
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if is_key else x)
-
-    return [raw(x) for x in jax.tree.leaves(nnx.state(net))]
-
-
-def struct(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-X = struct(4, 16, 16, 2)
-IMAGE_BYTES = 4 * 4 * 16 * 16 * 2
 
 
 def test_residuals_exactly():
