@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ._reading import undisturbed
+
 # Threads that want the same array wait for the first of them; a few locks serve all.
 _MAKING = tuple(threading.Lock() for _ in range(64))
 _FORMAT = 1  # part of every key: raise it when frames of the same settings change
@@ -60,7 +62,8 @@ def _packed(array: np.ndarray) -> bytes:
 
 
 def _unpacked(content: bytes) -> np.ndarray:
-    return np.load(io.BytesIO(zlib.decompress(content)), allow_pickle=False)
+    raw = zlib.decompress(content)
+    return undisturbed(lambda: np.load(io.BytesIO(raw), allow_pickle=False))
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._extra import optional
-from ._reading import reading
+from ._reading import reading, undisturbed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def guarded(
     def guarded_read(place: int) -> np.ndarray:
         remedy = "It may have been cut short: unpack or download it again."
         with reading(file(place), remedy):
-            events = read(place)
+            events = undisturbed(lambda: read(place))
         _check_events(events, file(place), size)
         return events
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ._reading import undisturbed
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:
@@ -44,7 +46,8 @@ class Samples:
         return len(self.places)
 
     def __getitem__(self, i: int) -> np.ndarray:
-        return self.read(int(self.places[i]))
+        place = int(self.places[i])
+        return undisturbed(lambda: self.read(place))
 
     @property
     def places(self) -> np.ndarray:

@@ -1,6 +1,8 @@
 """Batches: order, hosts, position, augmentation, the split, what is kept on disk."""
 
+import ast
 import dataclasses
+import gc
 import os
 
 import numpy as np
@@ -288,3 +290,62 @@ def test_a_broken_recording_is_named_from_a_thread(gestures):
     gestures.file(4).write_bytes(b"")
     with pytest.raises(ValueError, match=r"user02_led/10.npy cannot be read"):
         list(data.batches(gestures, FRAMES, 2))
+
+
+# --- Python 3.11's `ast` in threads ---------------------------------------------------
+
+
+def disturbed(read, times):
+    """`read`, which the parser of another thread spoils so often."""
+    left = [times]
+
+    def spoiled(*args, **kwargs):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return read(*args, **kwargs)
+
+    return spoiled
+
+
+def test_a_read_that_another_thread_spoils_is_done_again(gestures):
+    plain = gestures[3]
+    samples = dataclasses.replace(gestures, read=disturbed(gestures.read, 9))
+    np.testing.assert_array_equal(samples[3], plain)
+    with pytest.raises(SystemError, match="AST constructor"):
+        dataclasses.replace(gestures, read=disturbed(gestures.read, 10))[3]
+
+
+def test_np_load_is_done_again(tmp_path, gestures, monkeypatch):
+    cache = tmp_path / "cache"
+    plain = all_of(gestures, FRAMES, cache)
+    for kept in (cache, None):  # tonic's np.load, and the cache's
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "load", disturbed(np.load, 2))
+            np.testing.assert_array_equal(all_of(gestures, FRAMES, kept), plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "load", disturbed(np.load, 1000))
+        with pytest.raises(ValueError, match=r"npy cannot be read \(AST constructor"):
+            gestures[3]
+
+
+def test_a_collection_that_parses_spoils_nothing(gestures):
+    """Without a second try, Python 3.11 fails at some of these thresholds."""
+    once, thresholds = [], gc.get_threshold()
+    plain = gestures[3]
+
+    def parse(phase, info):
+        if once:
+            once.pop()
+            ast.parse("a.b.c")
+
+    gc.callbacks.append(parse)
+    try:
+        for threshold in range(1, 60):
+            gc.collect()
+            once.append(1)
+            gc.set_threshold(threshold)
+            np.testing.assert_array_equal(gestures[3], plain)
+    finally:
+        gc.callbacks.remove(parse)
+        gc.set_threshold(*thresholds)
