@@ -10,6 +10,7 @@ from ._compress import BaseSpikeCompressor, compressor_named, settings_of
 from ._container import make_segment
 from ._grid import Grid
 from ._model import (
+    check_net,
     copy_structure,
     describe,
     modules_at,
@@ -39,9 +40,9 @@ def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
         The segmented model.
 
     Raises:
-        ValueError: `plan` is no Plan; it was made for another model, and the message
-            lists what differs; a compressor cannot be made from its name; `net` is from
-            outside of the running transformation.
+        ValueError: `net` is no nnx model, or `plan` no Plan; the plan was made for
+            another model, and the message lists what differs; a compressor cannot be
+            made from its name; `net` is from outside of the running transformation.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -55,6 +56,7 @@ def apply_plan(net: Model, plan: Plan, *, check_input: bool = True) -> Model:
         >>> planned.layers[0].projection.kernel is net.layers[0].projection.kernel
         True
     """
+    check_net(net)
     if not isinstance(plan, Plan):
         raise ValueError(
             f"`plan` is of type {type(plan).__name__}; allowed is a Plan, from "

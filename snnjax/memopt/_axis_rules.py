@@ -49,7 +49,9 @@ def effect(eqn: Any, layouts: Layouts) -> Effect:
 def only(layouts: Layouts) -> Layout:
     """The layout of all operands that are cut."""
     found = {layout for layout in layouts if layout is not None}
-    if len(found) != 1:
+    if not found:
+        raise Mixes("an operand that says where, such as an index, has them")
+    if len(found) > 1:
         raise Mixes("operands have them on different axes")
     return found.pop()
 

@@ -21,6 +21,7 @@ from ._compress import (
     BitSpikeCompressor,
     NullSpikeCompressor,
     Payload,
+    check_compressor,
 )
 from ._declared import held_to
 from ._segment import Policy, gc_segment
@@ -95,11 +96,8 @@ def checkpoint(
 
 def _check(argnum: Any, compressor: Any) -> None:
     check_whole("argnum", argnum, 0, "Count from the left.")
-    if compressor is not None and not isinstance(compressor, BaseSpikeCompressor):
-        raise ValueError(
-            f"`compressor` is {compressor!r}; allowed is an instance, such as "
-            "`BitSpikeCompressor()`, or None. Make one."
-        )
+    if compressor is not None:
+        check_compressor(compressor)
 
 
 def _input(args: tuple[Any, ...], argnum: int) -> Array:

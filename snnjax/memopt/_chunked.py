@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._gate import after, gate
 from .._shards import alike
@@ -26,7 +27,7 @@ from .._types import Array
 from ._checks import check_one_of, check_whole
 from ._chunk_backward import Backward, Kept
 from ._chunk_forward import FORWARD
-from ._compress import BaseSpikeCompressor
+from ._compress import BaseSpikeCompressor, check_compressor
 from ._layout import NAMES, Chunks, Layout
 from ._program import Program, trace_program
 
@@ -52,7 +53,8 @@ def chunked_segment(
         compressor: what keeps `x`; it must be exact on every value that `x` can hold.
         axis: 0 cuts time, 1 the batch.
         count: of chunks; more than there are steps or samples are that many.
-        in_axes: the cut axis in each leaf of `args`; None, for one or all, is none.
+        in_axes: the cut axis in each leaf of `args`, from 0, as long there as in `x`;
+            None, for one or all, is none.
         shards: devices that the batch is divided over. Each cuts its own part.
         forward_by: "whole" runs the forward pass at once. "sums" does so for sums over
             the cut axis, such as batch norm's moments, and then runs over chunks, which
@@ -63,9 +65,10 @@ def chunked_segment(
         A function with the values and gradients of `f`.
 
     Raises:
-        ValueError: an argument is out of range; when differentiated, `f` mixes what is
-            to be kept apart.
+        ValueError: an argument is out of range; when differentiated, `in_axes` does
+            not fit `args`, or `f` mixes what is to be kept apart.
     """
+    check_compressor(compressor)
     _check(axis, count, forward_by)
     segment = jax.custom_vjp(f)
 
@@ -119,5 +122,22 @@ def _layouts(
     chunks: Chunks, leaves: list[Any], in_axes: InAxes | None
 ) -> list[Layout | None]:
     axes = [None] * len(leaves) if in_axes is None else list(in_axes)
+    if not _fit(axes, leaves, chunks.length):
+        raise ValueError(
+            f"`in_axes` is {in_axes!r}; allowed is, for each of the {len(leaves)} "
+            f"arrays in `args`, None or its axis of length {chunks.length}, from 0: "
+            f"their shapes are {', '.join(str(np.shape(a)) for a in leaves)}."
+        )
     places = [None if a is None else Layout(a, chunks.length) for a in axes]
     return [Layout(chunks.axis, chunks.length), *places]
+
+
+def _fit(axes: list[Any], leaves: list[Any], length: int) -> bool:
+    """Whether each axis is None, or one of that length."""
+
+    def fits(axis: Any, leaf: Any) -> bool:
+        shape = np.shape(leaf)
+        known = type(axis) is int and 0 <= axis < len(shape)
+        return axis is None or (known and shape[axis] == length)
+
+    return len(axes) == len(leaves) and all(map(fits, axes, leaves))

@@ -28,7 +28,13 @@ _EXACT = 2**24  # whole numbers up to this size are exact in float32
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Payload:
-    """A compressed array: `data` is kept; the rest says what it was and how it went."""
+    """A compressed array: a pytree whose leaves are what is kept.
+
+    Args:
+        data: what the compressor's `compress` returned.
+        shape, dtype: of the array that was packed.
+        by: the compressor.
+    """
 
     data: Any
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
@@ -44,8 +50,14 @@ class BaseSpikeCompressor(abc.ABC):
     """A pair of pure functions, inverse to each other on every value in `holds`.
 
     A compressor of your own is a frozen dataclass that derives from this one and says
-    what it `holds`, None being any value; put it, or the name of its class, in a
-    module's `x_compressor` attribute.
+    what it `holds`; put it, or the name of its class, in a module's `x_compressor`
+    attribute.
+
+    Attributes:
+        holds: the values on which it is exact; None is any.
+        separable: whether what it keeps is arrays `[time, batch, ...]`, each time step
+            of each sample by itself. A chunk of the input is then unpacked from a chunk
+            of these; otherwise the whole input is unpacked, and cut.
     """
 
     holds: Grid | None
@@ -269,9 +281,19 @@ class SparseSpikeCompressor(BaseSpikeCompressor):
         )
 
 
+def check_compressor(compressor: Any) -> None:
+    """Raises ValueError unless `compressor` is one."""
+    if not isinstance(compressor, BaseSpikeCompressor):
+        raise ValueError(
+            f"`compressor` is {compressor!r}; allowed is an instance, such as "
+            "`BitSpikeCompressor()`. Make one."
+        )
+
+
 def compressor_named(name: str, **settings: Any) -> BaseSpikeCompressor:
     """The compressor of a class name, ours or one of your own that is defined."""
-    known = {cls.__name__: cls for cls in _subclasses(BaseSpikeCompressor)}
+    found = _subclasses(BaseSpikeCompressor)
+    known = {cls.__name__: cls for cls in found if cls.__name__[0] != "_"}
     if name not in known:
         raise ValueError(
             f"`x_compressor` is {name!r}; allowed are {', '.join(sorted(known))}. A "

@@ -53,6 +53,21 @@ class Cut:
     state: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Alike:
+    """Targets alike in all shapes: what one does, and its cuts or why there are none.
+
+    Args:
+        work: of each.
+        cuts: by kind; a string says why chunks of that kind are refused.
+        paths: of the targets, in the order in which they were asked for.
+    """
+
+    work: Work
+    cuts: dict[str, Cut | str]
+    paths: list[str] = dataclasses.field(default_factory=list)
+
+
 class Costs:
     """Makes rows; targets alike in all shapes are worked out once.
 
@@ -64,9 +79,18 @@ class Costs:
 
     def __init__(self, roofline: Roofline, factor: int, kinds: tuple[str, ...]) -> None:
         self._roofline, self._factor, self._kinds = roofline, factor, kinds
-        self._known: dict[Any, tuple[Work, dict[str, Cut | None]]] = {}
+        self._known: dict[Any, _Alike] = {}
         self._works: dict[str, Work] = {}
-        self.refused: dict[str, str] = {}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """By targets and kind of chunks, why these are not offered."""
+        return {
+            f"{_in_words(alike.paths)}, {kind} chunks": cut
+            for alike in self._known.values()
+            for kind, cut in alike.cuts.items()
+            if isinstance(cut, str)
+        }
 
     def row(
         self,
@@ -85,8 +109,8 @@ class Costs:
             parts: rows of its parts, if it may be split.
             cuts: whether chunks are offered, which takes a trace for each kind.
         """
-        done, found = self._worked_out(seen, module, self._kinds if cuts else ())
-        self._works[seen.path] = done
+        alike = self._worked_out(seen, module, self._kinds if cuts else ())
+        self._works[seen.path] = done = alike.work
         packed = jax.eval_shape(compressor.pack, seen.x)
         kept = sum(map(size, jax.tree.leaves(packed)))
         one = _Segment(seen, kept, done, self._roofline)
@@ -94,8 +118,8 @@ class Costs:
         if parts:
             costs.append((SPLIT, _together(parts)))
         for kind, axis in _KINDS.items():
-            cut = found.get(kind)
-            if cut is not None:
+            cut = alike.cuts.get(kind)
+            if isinstance(cut, Cut):
                 choices = _chunkings(kind, seen.x.shape[axis], self._factor)
                 costs += [(c, one.cost(c, cut)) for c in choices]
         return Row(seen.path, tuple(costs), _gradients(module))
@@ -110,26 +134,30 @@ class Costs:
 
     def _worked_out(
         self, seen: Seen, module: nnx.Module, kinds: tuple[str, ...]
-    ) -> tuple[Work, dict[str, Cut | None]]:
+    ) -> _Alike:
         shapes = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(seen.inputs)]
         key = type(module), nnx.graphdef(module), tuple(shapes), kinds
         if key not in self._known:
-            cuts = {k: self._cut(k, seen) for k in _KINDS if k in kinds}
-            self._known[key] = work(seen.run, *seen.inputs), cuts
+            long = [k for k in kinds if seen.x.shape[_KINDS[k]] > 1]
+            cuts = {k: _cut(k, seen) for k in _KINDS if k in long}
+            self._known[key] = _Alike(work(seen.run, *seen.inputs), cuts)
+        self._known[key].paths.append(seen.path)
         return self._known[key]
 
-    def _cut(self, kind: str, seen: Seen) -> Cut | None:
-        """What chunks of this kind take; None where they are refused."""
-        axis = _KINDS[kind]
-        if seen.x.shape[axis] < 2:
-            return None
-        try:
-            cut = seen.run, axis, 2, *seen.inputs
-            program = cut_program(*cut, in_axes=axes_of(*cut))
-        except ValueError as reason:
-            self.refused[f"{seen.path}, {kind} chunks"] = str(reason)
-            return None
-        return Cut(program.sweeps, sum(map(size, program.states)))
+
+def _cut(kind: str, seen: Seen) -> Cut | str:
+    """What chunks of this kind take, or why they are refused."""
+    try:
+        cut = seen.run, _KINDS[kind], 2, *seen.inputs
+        program = cut_program(*cut, in_axes=axes_of(*cut))
+    except ValueError as reason:
+        return str(reason)
+    return Cut(program.sweeps, sum(map(size, program.states)))
+
+
+def _in_words(paths: list[str]) -> str:
+    more = len(paths) - 1
+    return paths[0] + (f" and {more} alike" if more else "")
 
 
 def _chunkings(kind: str, length: int, factor: int) -> Iterator[Choice]:

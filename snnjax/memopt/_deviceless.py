@@ -101,17 +101,37 @@ def compile_here(
 
     Returns:
         What compiles it and gives XLA's figures; any thread may call it. It raises
-        MeasureError where the backend has no figures, or left no module.
+        MeasureError where XLA refuses it, has no figures, or left no module.
+
+    Raises:
+        MeasureError: The step cannot be lowered.
     """
-    lowered, who = traced.lower(), f"The {jax.default_backend()} backend"
+    step, backend = traced.fun_name, jax.default_backend()
+    with _refused(step, backend):
+        lowered = traced.lower()
 
     def finish() -> CompiledMemory:
         with tempfile.TemporaryDirectory(prefix="snnjax-") as name:
             dump = Path(name) if keep_hlo else None
-            figures = _compiled_here(lowered, compiler_options, dump)
-            return _memory(figures, _kept_hlo(dump), who)
+            with _refused(step, backend):
+                figures = _compiled_here(lowered, compiler_options, dump)
+            return _memory(figures, _kept_hlo(dump), f"The {backend} backend")
 
     return finish
+
+
+@contextlib.contextmanager
+def _refused(step: str, backend: str) -> Iterator[None]:
+    """Makes jax's own error a MeasureError."""
+    try:
+        yield
+    except Exception as error:
+        raise MeasureError(
+            f"The step {step!r} cannot be compiled for the {backend} backend: "
+            f"{type(error).__name__}: {error}\n"
+            "See that its kernels, callbacks and `compiler_options` are of this "
+            'backend, or measure for a GPU by name, `device="h200"`.'
+        ) from error
 
 
 def _compiled_here(
@@ -123,7 +143,8 @@ def _compiled_here(
     if dump is not None:
         return compiled()
     device = jax.devices()[0]
-    where = f"{device.platform} {device.device_kind} {len(jax.devices())}"
+    versions = device.client.platform_version  # of CUDA, too
+    where = f"{device.platform} {device.device_kind} {len(jax.devices())} {versions}"
     key = lowered.as_text(), repr(sorted(options.items())), where
     return cached(key, compiled)
 

@@ -14,8 +14,22 @@ import dataclasses
 class DeviceSpec:
     """One GPU: what XLA's `GpuTargetConfig` asks for, and its peak rates.
 
-    Sizes are bytes, rates are per second; `None` is a number format that the card's
-    tensor cores do not have.
+    Args:
+        name: by which `device` arguments know it.
+        description: the product's name, as its driver gives it.
+        compute_capability: CUDA's version of the architecture, (major, minor).
+        sm_count: streaming multiprocessors (SMs).
+        fpus_per_sm: float32 units of each.
+        clock_ghz: boost clock.
+        memory_bytes, memory_bandwidth: of the device memory; bytes, and per second.
+        l2_bytes: of the cache that all SMs share.
+        shared_bytes_per_sm: of an SM's shared memory.
+        shared_bytes_per_block_optin: the most that a thread block may ask for.
+        threads_per_sm: that an SM can hold.
+        fp32_flops: float32 operations per second outside the tensor cores.
+        tf32_flops, bf16_flops: of these; None where they lack the format.
+        shared_bytes_per_block: the most that a block has without asking.
+        registers_per_sm: of 32 bits.
     """
 
     name: str

@@ -9,6 +9,14 @@ from flax import nnx
 Model = TypeVar("Model", bound=nnx.Module)
 
 
+def check_net(net: Any) -> None:
+    """Raises ValueError unless `net` is an nnx model."""
+    if not isinstance(net, nnx.Module):
+        raise ValueError(
+            f"`net` is of type {type(net).__name__}; allowed is a Flax nnx.Module."
+        )
+
+
 def path_name(path: tuple[object, ...]) -> str:
     """`("features", "layers", 0)` as `"features.layers.0"`; the root is `""`."""
     return ".".join(map(str, path))

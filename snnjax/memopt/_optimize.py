@@ -137,11 +137,12 @@ def make_plan(
     if batch is not None:
         known = prove_loss(net, (*targets, *inner), loss, batch, declared)
     outside = [path for path in targets if path not in known]
-    segments = make(targets, known | dict.fromkeys(outside))
+    called = known | dict.fromkeys(outside)
+    segments = make(targets, called)
     plan = Plan(
         level=options.level,
         segments=segments if options.level else (),
-        candidates=tuple(targets),
+        candidates=tuple(path for path in called if path in targets),
         input_range=input_range,
         fingerprint=fingerprint(net),
         notes=(*options.notes, *_notes(outside, options.level, batch)),

@@ -1,8 +1,8 @@
 """The planner's knobs: presets, limits, and what a user really wants, resolved.
 
 `profile` and `prefer` are presets; whatever is given beside them wins. A preset's
-search is the exact one of `_search.py` within a slowdown; `level` alone climbs one move
-at a time, as the tutorial of SpikingJelly does.
+search is the exact one of `_optimum.py` within a slowdown; `level` alone climbs one
+move at a time, as the tutorial of SpikingJelly does.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import numbers
 import re
 from typing import Any, TypedDict
 
-from ._search import Limits
+from ._climb import Limits
 
 _LEVELS = range(5)
 # By level: what may become of a target.
@@ -175,9 +175,12 @@ def resolve(
     named, share = PREFER[prefer] if prefer is not None else (None, None)
     profile, share = profile or named, checkpoint_budget or share
     preset = PROFILES.get(profile) if profile else None
-    wants = budget is not None or max_slowdown is not None
+    wishes = {"budget": budget, "max_slowdown": max_slowdown}
+    wants = any(wish is not None for wish in wishes.values())
     asked = _asked(level, preset, wants)
-    done, notes = _without_batch(asked, level, preset, wants, has_batch)
+    done, notes = asked, ()
+    if not has_batch:
+        done, notes = _without_batch(asked, wishes | {"level": level})
     climbs = preset is None and not wants
     compiles, more = _effort(
         preset,
@@ -223,12 +226,14 @@ def _effort(
 ) -> tuple[int, tuple[str, ...]]:
     """Whole steps to compile, and what a search that does not climb makes of limits."""
     compiles, notes = preset.compiles if preset else 2 if climbs else 4, []
+    if not climbs and candidates is not None:
+        compiles = candidates
     if expensive is False:
         compiles = 1
-    elif not climbs and candidates is not None:
-        compiles = candidates
+    if not climbs and candidates is not None:
         notes.append(
             f"`max_candidates_per_round`: {compiles} whole steps at most were compiled"
+            + "; `allow_expensive_profiling` allows no more" * (compiles < candidates)
         )
     if not climbs and rounds is not None:
         notes.append(
@@ -238,17 +243,17 @@ def _effort(
     return compiles, tuple(notes)
 
 
-def _without_batch(
-    asked: int, level: Any, preset: Preset | None, wants: bool, has_batch: bool
-) -> tuple[int, tuple[str, ...]]:
-    if has_batch or (asked <= 1 and not wants):
+def _without_batch(asked: int, wishes: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """The level that can be done; an error where that is not what was wished for."""
+    for name, wish in wishes.items():
+        if wish is not None and (name != "level" or wish > 1):
+            raise ValueError(
+                f"`{name}` is {wish!r} and `dummy_input` is None (`make_plan`'s "
+                "`batch`); levels above 1, a `budget` and a `max_slowdown` compare "
+                "candidates. Give a batch, or `level=1` alone."
+            )
+    if asked <= 1:
         return asked, ()
-    if level is not None or wants:
-        raise ValueError(
-            f"`level` is {asked} and `dummy_input` is None (`make_plan`'s `batch`); "
-            "levels above 1, a `budget` and a `max_slowdown` compare candidates. Give "
-            "a batch, or `level=1`."
-        )
     return 1, (
         "without an example batch there is nothing to compare candidates by, so every "
         "target became a segment: level 1",
@@ -294,18 +299,22 @@ def _bytes(budget: Any, device_bytes: int | None) -> int | None:
     """A budget as bytes: "6GiB", a number of bytes, or a share of the device."""
     if budget is None:
         return None
+    size = 0
     if isinstance(budget, str):
-        found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", budget.lower())
-        unit = _UNITS.get(found[2]) if found else None
-        if found and unit is not None and re.fullmatch(r"\d+(\.\d*)?|\.\d+", found[1]):
-            budget = int(float(found[1]) * unit)
+        size = _in_words(budget)
     elif isinstance(budget, float) and 0 < budget <= 1 and device_bytes:
-        budget = int(budget * device_bytes)
-    if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
-        budget = int(budget)
-    if type(budget) is not int or budget < 1:
+        size = int(budget * device_bytes)
+    elif isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
+        size = int(budget)
+    if size < 1:
         raise ValueError(
             f'`budget` is {budget!r}; allowed are "6GiB" or "300 MB", a whole number '
             "of bytes, or a share of the memory of a described `device`, 0.5."
         )
-    return budget
+    return size
+
+
+def _in_words(size: str) -> int:
+    """Bytes of "6GiB"; 0 if it is not of that form."""
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*", size.lower())
+    return int(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0

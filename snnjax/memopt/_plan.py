@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,7 +110,7 @@ class Plan:
     Args:
         level: of optimisation, as in `memory_optimization`.
         segments: in the order in which the forward pass meets them.
-        candidates: paths of all modules that could have become segments.
+        candidates: paths of all modules that could have become segments, in that order.
         fingerprint: of the model: (path, description) of variables and modules.
         input_range: (lo, hi) of the whole numbers that the model's first input is
             declared to hold, and checked to at every call; None is anything.
@@ -372,16 +373,30 @@ def _table(plan: Plan) -> Table:
         table.add_column(name)
     for name in ("kept", "time") if searched else ():
         table.add_column(name, justify="right")
-    planned = {s.path: s for s in plan.segments}
-    for path in (*planned, *(p for p in plan.candidates if p not in planned)):
-        if path in planned:
-            segment = planned[path]
+    for path, segment in _by_target(plan):
+        cells = ("plain", "", "")
+        if segment is not None:
             cells = (segment.kind, segment.keeps, segment.boundary)
             cells += _estimates(segment) if searched else ()
-        else:
-            cells = ("plain", "", "")
         table.add_row(*map(Text, (path or "(the model)", *cells)))
     return table
+
+
+def _by_target(plan: Plan) -> Iterator[tuple[str, PlannedSegment | None]]:
+    """Each target that is plain, and each segment: where its target is, or last."""
+    shown = set()
+    for target in plan.candidates:
+        made = [s for s in plan.segments if within(s.path, target)]
+        yield from ((s.path, s) for s in made)
+        shown |= {s.path for s in made}
+        if not made:
+            yield target, None
+    yield from ((s.path, s) for s in plan.segments if s.path not in shown)
+
+
+def within(path: str, target: str) -> bool:
+    """Whether a module is the one at `target`, or inside of it."""
+    return not target or path == target or path.startswith(f"{target}.")
 
 
 def _estimates(segment: PlannedSegment) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ._climb import Trial as Climbed
+from ._climb import climb, result
 from ._contest import Candidate, Contest, Measure
+from ._optimum import fastest, pareto, smallest, tightened
 from ._options import Options
 from ._plan import Trial, in_bytes
-from ._search import Trial as Climbed
-from ._search import climb, fastest, pareto, result, smallest, tightened
 from ._table import GC, PLAIN, Choices, Table, estimate
 
 _NEAR = 0.02  # of the peak: a preset gives no time for so little

@@ -18,7 +18,7 @@ import jax
 from .._gate import gate
 from .._shards import alike
 from .._types import Array
-from ._compress import BaseSpikeCompressor, Payload
+from ._compress import BaseSpikeCompressor, Payload, check_compressor
 
 Policy = Callable[..., Any]
 
@@ -40,6 +40,9 @@ def gc_segment(
     Returns:
         A function with the values and gradients of `f`.
 
+    Raises:
+        ValueError: `compressor` is no instance of one.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from snnjax.memopt import BitSpikeCompressor, gc_segment
@@ -47,6 +50,7 @@ def gc_segment(
         >>> f(jnp.ones((1, 1, 8)), jnp.zeros((8, 2))).tolist()
         [[[0.0, 0.0]]]
     """
+    check_compressor(compressor)
     kept = jax.checkpoint(f, prevent_cse=False, policy=policy)
     segment = jax.custom_vjp(f)
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ._options import Options
-from ._plan import Plan, in_bytes
+from ._plan import Plan, in_bytes, within
 
 _STEPS = (
     "level1_gc",
@@ -78,10 +78,7 @@ class MemOptSummary:
     @property
     def gc_selected_modules(self) -> tuple[str, ...]:
         """Paths of the targets that did, parts of a split one included."""
-        paths = [s.path for s in self.plan.segments]
-        return tuple(
-            c for c in self.plan.candidates if any(_within(p, c) for p in paths)
-        )
+        return _selected(self.plan)
 
     @property
     def gc_selected_count(self) -> int:
@@ -133,16 +130,14 @@ class MemOptSummary:
         """Targets that were split into parts."""
         paths = [s.path for s in self.plan.segments]
         return sum(
-            c not in paths and any(_within(p, c) for p in paths)
+            c not in paths and any(within(p, c) for p in paths)
             for c in self.plan.candidates
         )
 
     @property
     def unwrap_count(self) -> int:
-        """Targets that stayed plain although a level above 0 was asked for."""
-        if not self.plan.level:
-            return 0
-        return self.gc_candidate_count - self.gc_selected_count
+        """Targets that stayed plain although they could have become segments."""
+        return _unwrapped(self.plan, self.options)
 
     @property
     def bit_compressor_count(self) -> int:
@@ -201,13 +196,22 @@ class MemOptSummary:
 
     def __str__(self) -> str:
         # A module that is split becomes several segments.
-        modules = f"{self.gc_selected_count} of {self.gc_candidate_count} modules"
-        made = f"{modules} are now {self.gc_container_count} GC segments"
+        count = self.gc_container_count
+        became = "is now a GC segment" if count == 1 else f"are now {count} GC segments"
+        made = f"{self.gc_selected_count} of {self.gc_candidate_count} modules {became}"
         return f"{self.plan}\n{made}; took {self.optimize_seconds:.1f} s"
 
 
-def _within(path: str, target: str) -> bool:
-    return not target or path == target or path.startswith(f"{target}.")
+def _selected(plan: Plan) -> tuple[str, ...]:
+    """The targets that are segments, or have parts that are."""
+    paths = [s.path for s in plan.segments]
+    return tuple(c for c in plan.candidates if any(within(p, c) for p in paths))
+
+
+def _unwrapped(plan: Plan, options: Options) -> int:
+    """Targets that stayed plain, of as many as were allowed to be segments."""
+    allowed = options.most_of(len(plan.candidates)) if plan.level else 0
+    return max(0, allowed - len(_selected(plan)))
 
 
 def _lines(plan: Plan) -> list[str]:
@@ -246,7 +250,7 @@ def summarize(
         compress_x, allow_expensive_profiling: as asked for.
         seconds: that it took.
     """
-    applied, reached = _applied(plan), _STEPS[: max(plan.level, 1)]
+    applied, reached = _applied(plan, options), _STEPS[: max(plan.level, 1)]
     return MemOptSummary(
         plan=plan,
         options=options,
@@ -258,14 +262,12 @@ def summarize(
     )
 
 
-def _applied(plan: Plan) -> tuple[str, ...]:
+def _applied(plan: Plan, options: Options) -> tuple[str, ...]:
     """The stages that left something in the plan."""
     paths = [s.path for s in plan.segments]
     some = bool(paths)
     split = any(p not in plan.candidates for p in paths)
     chunks = any(s.cut for s in plan.segments)
-    restored = some and any(
-        not any(_within(p, c) for p in paths) for c in plan.candidates
-    )
-    flags = some, split, chunks, restored and plan.level >= 4
+    restored = some and plan.level >= 4 and _unwrapped(plan, options) > 0
+    flags = some, split, chunks, restored
     return tuple(step for step, done in zip(_STEPS, flags) if done)

@@ -102,6 +102,11 @@ class Table:
 Choices = tuple[Choice, ...]
 
 
+def with_choice(choices: Choices, row: int, choice: Choice) -> Choices:
+    """The choices with another one for a row."""
+    return (*choices[:row], choice, *choices[row + 1 :])
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Of a whole step: its peak, its time, and each target's own largest moment."""

@@ -21,7 +21,7 @@ from ._compress import (
 )
 from ._container import GCContainer
 from ._grid import Grid
-from ._model import named_modules, outermost
+from ._model import check_net, named_modules, outermost
 from ._plan import PlannedSegment
 from ._ranges import Known
 
@@ -31,10 +31,7 @@ UNKNOWN = "unknown"
 
 def find_targets(net: Any, instance: Any) -> dict[str, nnx.Module]:
     """The modules of `net` of the types `instance`, outermost only, by path."""
-    if not isinstance(net, nnx.Module):
-        raise ValueError(
-            f"`net` is of type {type(net).__name__}; allowed is a Flax nnx.Module."
-        )
+    check_net(net)
     targets = outermost(net, _types(instance))
     if not targets:
         present = sorted({type(m).__name__ for m in named_modules(net).values()})

@@ -34,7 +34,14 @@ _ADDED = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class LiveBuffer:
-    """One buffer: its bytes, and the value in it (scope, instruction, shape)."""
+    """One buffer at the peak, and the value in it.
+
+    Args:
+        bytes: of the buffer.
+        scope: path of `jax.named_scope`s that the value was made in.
+        instruction: XLA's name of what made it.
+        shape: dtype and shape in XLA's notation, such as "f32[4,8]".
+    """
 
     bytes: int
     scope: str

@@ -152,3 +152,12 @@ def test_numbers_kept_in_variables_are_described():
     net, x = Counting(), frames()
     seg = memopt.apply_plan(net, planned(net, x))
     np.testing.assert_array_equal(seg(x), Counting()(x))
+
+
+@pytest.mark.parametrize("net", [None, 3, Block])
+def test_what_is_no_model_is_refused_by_name(net):
+    plan = planned(chain(), frames())
+    with pytest.raises(ValueError, match="`net` is of type .*nnx.Module"):
+        memopt.apply_plan(net, plan)
+    with pytest.raises(ValueError, match="`net` is of type .*nnx.Module"):
+        memopt.verify(net, plan, (jnp.ones(frames().shape),))

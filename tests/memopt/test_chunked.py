@@ -554,3 +554,20 @@ def test_a_cut_that_makes_no_sense_is_refused_at_once(arguments, words):
     axis, count, *settings = arguments
     with pytest.raises(ValueError, match=words):
         chunked_segment(normal_lif, KEEP, axis, count, **dict(*settings))
+
+
+@pytest.mark.parametrize("axes", [(2,), (-2,), (1, 1), (), (True,)])
+def test_axes_that_do_not_fit_are_refused(axes):
+    """Axis 2 has another length than the batch: a chunk would be of other samples."""
+    x, w = jnp.ones((2, 4, 3)), jnp.ones((2, 4, 3))
+    seg = chunked_segment(lambda x, w: x * w, KEEP, BATCH, 2, in_axes=axes)
+    with pytest.raises(ValueError, match=r"`in_axes` is .* length 4.*\(2, 4, 3\)"):
+        jax.eval_shape(gradient(seg), x, w)
+
+
+@pytest.mark.parametrize("compressor", ["bit", type(KEEP), None])
+def test_what_is_no_compressor_is_refused_at_once(compressor):
+    with pytest.raises(ValueError, match="`compressor` is .*Make one"):
+        chunked_segment(normal_lif, compressor, BATCH, 2)
+    with pytest.raises(ValueError, match="`compressor` is .*Make one"):
+        memopt.gc_segment(normal_lif, compressor)

@@ -438,6 +438,17 @@ def test_step_that_cannot_be_traced_keeps_its_error(device):
     assert isinstance(e.value.__cause__, KeyError)
 
 
+def test_step_that_cannot_be_compiled_here_is_told():
+    def twice(x):
+        return x + x
+
+    options = {"xla_no_such_option": 1}
+    with pytest.raises(MeasureError, match="'twice'.*cpu.*xla_no_such_option"):
+        measure(twice, X, compiler_options=options)
+    with pytest.raises(MeasureError, match="xla_no_such_option"):
+        measure(twice, X, compiler_options=options, timeline=True)
+
+
 def test_module_that_is_closed_over_is_told():
     net = make()[0]
     with pytest.raises(MeasureError, match="A module must be an argument"):

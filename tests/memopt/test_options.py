@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from snnjax.memopt._climb import Limits
 from snnjax.memopt._options import Options, resolve
-from snnjax.memopt._search import Limits
 
 GIB = 2**30
 
@@ -258,6 +258,20 @@ def test_a_wrong_argument_is_a_value_error_that_names_it(name, value):
     assert "allowed" in str(error.value)
 
 
+@pytest.mark.parametrize("budget", [0.0, 1.5, "0GiB", "7Gb i", "1.2.3", True])
+def test_a_budget_is_refused_in_the_words_in_which_it_came(budget):
+    with pytest.raises(ValueError) as error:
+        options(budget=budget)
+    assert str(error.value).startswith(f"`budget` is {budget!r}; allowed are")
+
+
+def test_candidates_beside_no_expensive_profiling_are_one_and_a_note():
+    knobs = {"max_candidates_per_round": 5, "allow_expensive_profiling": False}
+    came = options(profile="memory", **knobs)
+    assert came.compiles == 1
+    assert "`allow_expensive_profiling` allows no more" in came.notes[0]
+
+
 def test_an_unknown_name_is_shown_with_those_there_are():
     with pytest.raises(ValueError, match="safe.*balanced.*memory.*exhaustive"):
         options(profile="fast")
@@ -308,5 +322,5 @@ def test_without_a_batch_a_level_is_an_error(level, beside):
 def test_without_a_batch_a_wish_is_an_error(wish, beside):
     with pytest.raises(ValueError) as error:
         options(has_batch=False, **wish, **beside)
-    (name,) = wish
-    assert f"`{name}`" in str(error.value) and "`dummy_input`" in str(error.value)
+    ((name, value),) = wish.items()
+    assert str(error.value).startswith(f"`{name}` is {value!r} and `dummy_input` is")

@@ -220,3 +220,18 @@ def test_a_segment_that_is_cut_forgets_the_figures_of_the_old_choice():
         None,
     )
     assert (cut.planned_bytes, cut.slowdown, cut.timed) == (None, None, False)
+
+
+def test_the_table_shows_each_target_once_and_parts_in_its_place():
+    one = PlannedSegment("a.first", "NullSpikeCompressor", "unknown")
+    two = dataclasses.replace(one, path="a.second")
+    last, far = (dataclasses.replace(one, path=p) for p in ("c", "d"))
+    plan = Plan(2, (last, one, two, far), ("a", "ab", "c"), ())
+    rows = [line.split()[:2] for line in str(plan).splitlines()[4:] if line.strip()]
+    assert rows == [
+        ["a.first", "GC"],
+        ["a.second", "GC"],
+        ["ab", "plain"],
+        ["c", "GC"],
+        ["d", "GC"],
+    ]

@@ -24,15 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snnjax.memopt import MeasureError, _searching
+from snnjax.memopt._climb import climb, result
 from snnjax.memopt._contest import Contest
+from snnjax.memopt._optimum import fastest, smallest
 from snnjax.memopt._options import Options
 from snnjax.memopt._plan import in_bytes
-from snnjax.memopt._search import (
-    climb,
-    fastest,
-    result,
-    smallest,
-)
 from snnjax.memopt._searching import BudgetError, chosen_rows, in_words, search
 from snnjax.memopt._table import (
     GC,
@@ -407,7 +403,7 @@ def test_a_search_without_targets_ends(options, monkeypatch):
         assert next(calls) < 100, "it goes on for ever"
         return fastest(table, budget)
 
-    monkeypatch.setattr("snnjax.memopt._search.fastest", counted)
+    monkeypatch.setattr("snnjax.memopt._optimum.fastest", counted)
     monkeypatch.setattr(_searching, "fastest", counted)
     found = searched(Table((), 7), Measured(lambda c: 9), **options)
     assert found.choices == () and found.peak_bytes == 9
