@@ -10,11 +10,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._types import Array
+from ._arguments import ARRAYS, Arrays, arrays_of
 from ._checks import check_whole
 from ._compress import (
     BaseSpikeCompressor,
@@ -25,8 +24,6 @@ from ._compress import (
 )
 from ._declared import held_to
 from ._segment import Policy, gc_segment
-
-_ARRAYS = (jax.Array, np.ndarray)
 
 
 def checkpoint(
@@ -80,12 +77,10 @@ def checkpoint(
     def segment(*args: Any, **kwargs: Any) -> Any:
         x = _input(args, argnum)
         rest = (*args[:argnum], None, *args[argnum + 1 :]), kwargs
-        leaves, structure = jax.tree.flatten(rest)
-        arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, _ARRAYS)}
+        arrays, rebuild = arrays_of(rest)
 
-        def run(x: Array, arrays: dict[int, Array]) -> Any:
-            merged = [arrays.get(i, a) for i, a in enumerate(leaves)]
-            args, kwargs = jax.tree.unflatten(structure, merged)
+        def run(x: Array, arrays: Arrays) -> Any:
+            args, kwargs = rebuild(arrays)
             return fn(*args[:argnum], x, *args[argnum + 1 :], **kwargs)
 
         keep = _keeps(x, compressor, unchecked)
@@ -102,7 +97,7 @@ def _check(argnum: Any, compressor: Any) -> None:
 
 def _input(args: tuple[Any, ...], argnum: int) -> Array:
     x = args[argnum] if argnum < len(args) else None
-    if not isinstance(x, _ARRAYS):
+    if not isinstance(x, ARRAYS):
         raise ValueError(
             f"`argnum` is {argnum}, and one of {len(args)} positional arguments is "
             f"{type(x).__name__}; it must be one array [time, batch, ...]. Say which "

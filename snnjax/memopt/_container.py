@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from .._types import Array
+from ._arguments import ARRAYS, Arrays, arrays_of
 from ._axes import axes_of
 from ._boundary import CallProof
 from ._chunked import chunked_segment
@@ -30,7 +30,6 @@ from ._model import become, describe, wrapper_class
 from ._per_chunk import call_per_chunk
 from ._segment import gc_segment, keep_products
 
-_ARRAYS = (jax.Array, np.ndarray)
 Run = Callable[..., Any]
 
 
@@ -204,14 +203,12 @@ def pure_call(
         `run(x, state, arrays) -> (y, changed variables)`, and what to give it.
     """
     graphdef, state = nnx.split(module)
-    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
-    _check_arguments(cls, x, leaves)
-    arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, _ARRAYS)}
+    _check_arguments(cls, x, (args, kwargs))
+    arrays, rebuild = arrays_of((args, kwargs))
 
-    def run(x: Array, state: nnx.State, arrays: dict[int, Array]) -> Any:
+    def run(x: Array, state: nnx.State, arrays: Arrays) -> Any:
         module = nnx.merge(graphdef, state, copy=True)
-        merged = [arrays.get(i, a) for i, a in enumerate(leaves)]
-        args, kwargs = jax.tree.unflatten(structure, merged)
+        args, kwargs = rebuild(arrays)
         y = cls.__call__(module, x, *args, **kwargs)
         return y, _changes(cls, graphdef, state, module)
 
@@ -290,13 +287,14 @@ def _is_nnx(a: Any) -> bool:
     return isinstance(a, nnx.Pytree | nnx.Variable)
 
 
-def _check_arguments(cls: type[nnx.Module], x: Any, others: list[Any]) -> None:
-    if not isinstance(x, _ARRAYS):
+def _check_arguments(cls: type[nnx.Module], x: Any, others: Any) -> None:
+    if not isinstance(x, ARRAYS):
         raise ValueError(
             f"{cls.__name__} is a segment and takes one array [time, batch, ...] as "
             f"its first positional argument; {type(x).__name__} came."
         )
-    nodes = [type(a).__name__ for a in others if _is_nnx(a)]
+    leaves = jax.tree.leaves(others, is_leaf=_is_nnx)
+    nodes = [type(a).__name__ for a in leaves if _is_nnx(a)]
     if nodes:
         raise ValueError(
             f"{cls.__name__} is a segment and takes arrays and plain values; "

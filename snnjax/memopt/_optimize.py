@@ -22,6 +22,7 @@ from ._model import abstract, modules_at
 from ._options import Options, Search, resolve
 from ._plan import Plan, PlannedSegment
 from ._profile import (
+    Training,
     held_bytes,
     prepare_step,
     timed,
@@ -123,7 +124,7 @@ def make_plan(
         ('layers.0', 'BitSpikeCompressor')
     """
     check_batch(batch)
-    options, spec = _options(batch, device, search), spec_of(device)
+    options = _options(batch, device, search)
     declared = check_input_range(input_range)
     targets = find_targets(net, instance)
     loss = _sum_of_outputs if loss is None else loss
@@ -149,17 +150,17 @@ def make_plan(
     )
     if batch is None:
         return plan.first(options.most_of(len(segments)))
-    step = loss, optimizer or optax.sgd(1e-2), batch
+    training = Training(loss, optimizer or optax.sgd(1e-2), batch)
     if options.searches:
         parts = {
             path: make({part: inner[part] for part in inside}, known)
             for path, inside in named.items()
             if all(part in known for part in inside)
         }
-        plan = _searched(net, plan, parts, options, *step, device, spec)
+        plan = _searched(net, plan, parts, options, training, device)
     else:
-        plan = with_figures(net, plan, *step, device)
-    return timed(net, plan, *step, time_repeats) if time_repeats > 0 else plan
+        plan = with_figures(net, plan, training, device)
+    return timed(net, plan, training, time_repeats) if time_repeats > 0 else plan
 
 
 def _options(
@@ -190,22 +191,19 @@ def _searched(
     plan: Plan,
     parts: Parts,
     options: Options,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    batch: tuple[Any, ...],
+    training: Training,
     device: str | DeviceSpec | None,
-    spec: DeviceSpec | None,
 ) -> Plan:
     """The plan that the search finds, with its figures."""
-    plain = abstract(net)
+    plain, spec = abstract(net), spec_of(device)
     chunks = tuple(k for k in options.kinds if k in ("batch", "time"))
     proposal = propose(
         plain,
         plan.segments,
         parts,
-        loss,
-        batch,
-        held_bytes(plain, optimizer, batch),
+        training.loss,
+        training.batch,
+        held_bytes(plain, training),
         Costs(Roofline.of(spec), options.factor, chunks),
     )
 
@@ -214,10 +212,10 @@ def _searched(
 
     def measure(choices: Choices) -> Callable[[], int]:
         planned = apply_plan(plain, made(choices), check_input=False)
-        finish = prepare_step(planned, loss, optimizer, batch, device)
+        finish = prepare_step(planned, training, device)
         return lambda: finish().peak_bytes
 
-    found = search(proposal.table, options, measure, _batch_size(batch))
+    found = search(proposal.table, options, measure, _batch_size(training.batch))
     name = jax.default_backend() if spec is None else spec.name
     refused = tuple(f"{what}: {why}" for what, why in proposal.refused)
     better = dataclasses.replace(
@@ -228,7 +226,7 @@ def _searched(
         notes=(*plan.notes, *found.notes, *refused),
     )
     peaks = found.plain_bytes, found.peak_bytes
-    return with_peaks(net, better, loss, batch, name, *peaks)
+    return with_peaks(net, better, training, name, *peaks)
 
 
 def _batch_size(batch: tuple[Any, ...]) -> int | None:

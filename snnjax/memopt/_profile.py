@@ -28,12 +28,25 @@ _QUICK = {"xla_backend_optimization_level": 0}
 _QUICK_CUDA = _QUICK | {"xla_gpu_disable_gpuasm_optimizations": True}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Training:
+    """What a plan is made for: the donated step of `make_step`.
+
+    Args:
+        loss: `loss(model, *batch)`, a scalar.
+        optimizer: from optax.
+        batch: arrays or `jax.ShapeDtypeStruct`s.
+    """
+
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    batch: tuple[Any, ...]
+
+
 def with_figures(
     net: nnx.Module,
     plan: Plan,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    batch: tuple[Any, ...],
+    training: Training,
     device: str | DeviceSpec | None,
 ) -> Plan:
     """The plan, with the bytes of the step that it was made for.
@@ -44,32 +57,30 @@ def with_figures(
     Args:
         net: the plain model.
         plan: for `net`.
-        loss: `loss(model, *batch)`.
-        optimizer: of the training step.
-        batch: arrays or `jax.ShapeDtypeStruct`s.
+        training: the step.
         device: as for `measure`.
     """
     plain = abstract(net)
-    before = measure_step(plain, loss, optimizer, batch, device)
+    before = measure_step(plain, training, device)
     after = before  # the same program, not to be compiled twice
     if plan.segments:
         planned = apply_plan(plain, plan, check_input=False)
-        after = measure_step(planned, loss, optimizer, batch, device)
+        after = measure_step(planned, training, device)
     return with_peaks(
-        net, plan, loss, batch, before.device, before.peak_bytes, after.peak_bytes
+        net, plan, training, before.device, before.peak_bytes, after.peak_bytes
     )
 
 
 def with_peaks(
     net: nnx.Module,
     plan: Plan,
-    loss: Loss,
-    batch: tuple[Any, ...],
+    training: Training,
     device: str,
     plain_bytes: int | None,
     planned_bytes: int | None,
 ) -> Plan:
     """The plan, with known peaks and with what is kept from forward to backward."""
+    loss, batch = training.loss, training.batch
     plain = abstract(net)
     planned = apply_plan(plain, plan, check_input=False)
     return dataclasses.replace(
@@ -86,24 +97,22 @@ def with_peaks(
 def timed(
     net: nnx.Module,
     plan: Plan,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    batch: tuple[Any, ...],
+    training: Training,
     repeats: int,
 ) -> Plan:
     """The plan with a measured slowdown: steps of both models by turns, here.
 
     Args:
         net: the plain model, with values; its parameters are copied.
-        plan, loss, optimizer: as for `with_figures`.
-        batch: arrays.
+        plan: for `net`.
+        training: the step; its batch has values.
         repeats: timed steps of each.
     """
 
     def stepping(model: nnx.Module) -> Callable[[], Any]:
-        state = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
-        step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
-        return lambda: step(model, state, *batch)
+        state = nnx.Optimizer(model, training.optimizer, wrt=nnx.Param)
+        step = nnx.jit(make_step(training.loss), donate_argnums=(0, 1))
+        return lambda: step(model, state, *training.batch)
 
     def copied() -> nnx.Module:
         return nnx.merge(*jax.tree.map(jax.numpy.copy, nnx.split(net)))
@@ -115,39 +124,33 @@ def timed(
     return dataclasses.replace(plan, slowdown=slowdown, timed=True)
 
 
-def held_bytes(
-    net: nnx.Module, optimizer: optax.GradientTransformation, batch: tuple[Any, ...]
-) -> int:
+def held_bytes(net: nnx.Module, training: Training) -> int:
     """Bytes of parameters, states, optimizer and batch."""
     plain = abstract(net)
-    state = _abstract_optimizer(plain, optimizer)
-    held = nnx.state(plain), nnx.state(state, nnx.OptState), batch
+    state = _abstract_optimizer(plain, training.optimizer)
+    held = nnx.state(plain), nnx.state(state, nnx.OptState), training.batch
     return sum(size(shape_of(a)) for a in jax.tree.leaves(held))
 
 
 def measure_step(
     net: nnx.Module,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    batch: tuple[Any, ...],
+    training: Training,
     device: str | DeviceSpec | None,
 ) -> MemoryReport:
-    """`measure` of the donated step `make_step(loss)` on an abstract model."""
-    return prepare_step(net, loss, optimizer, batch, device)()
+    """`measure` of the donated step on an abstract model."""
+    return prepare_step(net, training, device)()
 
 
 def prepare_step(
     net: nnx.Module,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    batch: tuple[Any, ...],
+    training: Training,
     device: str | DeviceSpec | None,
 ) -> Callable[[], MemoryReport]:
     """As `measure_step`, traced; what is returned compiles it, in any thread."""
-    state = _abstract_optimizer(net, optimizer)
-    step = nnx.jit(make_step(loss), donate_argnums=(0, 1))
-    options = _quick(device)
-    return prepare(step, net, state, *batch, device=device, compiler_options=options)
+    state = _abstract_optimizer(net, training.optimizer)
+    step = nnx.jit(make_step(training.loss), donate_argnums=(0, 1))
+    arguments, options = (net, state, *training.batch), _quick(device)
+    return prepare(step, *arguments, device=device, compiler_options=options)
 
 
 def _abstract_optimizer(

@@ -41,10 +41,10 @@ def without_compiling(monkeypatch):
     """What is kept, and what is held, instead of the compiled step's peak."""
     calls = []
 
-    def prepare_step(net, loss, optimizer, batch, device):
+    def prepare_step(net, training, device):
         calls.append(net)
-        held = _profile.held_bytes(net, optimizer, batch)
-        peak = held + residual_bytes(loss, net, *batch)
+        held = _profile.held_bytes(net, training)
+        peak = held + residual_bytes(training.loss, net, *training.batch)
         return lambda: SimpleNamespace(peak_bytes=peak, device="cpu")
 
     monkeypatch.setattr(_optimize, "prepare_step", prepare_step)

@@ -19,6 +19,7 @@ from planner import WAYS, X, gradients, plan_of, without_compiling
 
 import snnjax as snn
 from snnjax.memopt import Plan, _optimize, _profile, apply_plan, residual_bytes
+from snnjax.memopt._profile import Training
 from snnjax.memopt._searching import BudgetError
 from snnjax.memopt._table import PLAIN, estimate
 
@@ -55,7 +56,7 @@ def test_every_plan_trains_as_the_plain_model_does(way, plain, cheap):
     )
     assert plan.planned_residual_bytes == residual_bytes(loss, planned, X)
     # The figures are of this very plan.
-    held = _profile.held_bytes(net, optax.sgd(1e-2), (X,))
+    held = _profile.held_bytes(net, Training(loss, optax.sgd(1e-2), (X,)))
     assert plan.planned_bytes == held + plan.planned_residual_bytes
     if plan.segments not in CHECKED:
         CHECKED[plan.segments] = gradients(planned)
@@ -233,8 +234,8 @@ def test_a_plan_is_refused_by_a_changed_model(thorough):
 
 def compiled_peak(net, plan, x):
     planned = apply_plan(net, plan, check_input=False)
-    step = loss, optax.sgd(1e-2), (x,)
-    return _profile.measure_step(planned, *step, None).peak_bytes
+    training = Training(loss, optax.sgd(1e-2), (x,))
+    return _profile.measure_step(planned, training, None).peak_bytes
 
 
 def test_a_real_budget_states_what_the_compiled_step_takes():

@@ -15,7 +15,7 @@ from flax import nnx
 import snnjax as snn
 from snnjax import memopt
 from snnjax._step import make_step
-from snnjax.memopt._profile import measure_step
+from snnjax.memopt._profile import Training, measure_step
 
 MIB = 2**20
 BATCH = (
@@ -66,7 +66,8 @@ def chunked(made, **settings):
 
 
 def peak(net, device=None):
-    return measure_step(net, loss, optax.sgd(0.01), BATCH, device).peak_bytes / MIB
+    training = Training(loss, optax.sgd(0.01), BATCH)
+    return measure_step(net, training, device).peak_bytes / MIB
 
 
 @pytest.mark.slow
@@ -103,13 +104,14 @@ def test_time_chunks_of_a_long_sequence():
         jax.ShapeDtypeStruct((256, 1, 32, 32, 2), jnp.float32),
         jax.ShapeDtypeStruct((1,), jnp.int32),
     )
-    net, step = nnx.eval_shape(lambda: Long(nnx.Rngs(0))), (loss, optax.sgd(0.01))
+    training = Training(loss, optax.sgd(0.01), batch)
+    net = nnx.eval_shape(lambda: Long(nnx.Rngs(0)))
     level1 = memopt.make_plan(
-        net, (snn.models.VGGBlock,), batch, loss=step[0], optimizer=step[1]
+        net, (snn.models.VGGBlock,), batch, loss=loss, optimizer=training.optimizer
     )
     blocks = [s.path for s in level1.segments]
     made = level1.with_chunks(*blocks, time=16, forward_by="chunks")
-    chunks = measure_step(memopt.apply_plan(net, made), *step, batch, None)
+    chunks = measure_step(memopt.apply_plan(net, made), training, None)
     assert chunks.peak_bytes * 4 <= level1.planned_bytes
 
 
