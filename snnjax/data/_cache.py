@@ -10,7 +10,6 @@ with a check sum, and appears whole or not at all. What cannot be read is made a
 import dataclasses
 import hashlib
 import io
-import os
 import threading
 import zlib
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .._files import write_whole
 from ._reading import undisturbed
 
 # Threads that want the same array wait for the first of them; a few locks serve all.
@@ -45,7 +45,8 @@ class DiskCache:
                 return _unpacked(at.read_bytes())
             except (FileNotFoundError, zlib.error, ValueError, EOFError):
                 array = make()
-            _write(at, _packed(array))
+            at.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(at, _packed(array))
         return array
 
     def _path(self, file: Path, name: str) -> Path:
@@ -64,14 +65,3 @@ def _packed(array: np.ndarray) -> bytes:
 def _unpacked(content: bytes) -> np.ndarray:
     raw = zlib.decompress(content)
     return undisturbed(lambda: np.load(io.BytesIO(raw), allow_pickle=False))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing, whoever else writes the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

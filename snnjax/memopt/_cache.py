@@ -8,10 +8,11 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+
+from .._files import write_whole
 
 Figures = dict[str, int]
 
@@ -33,7 +34,8 @@ def cached(parts: tuple[bytes | str, ...], make: Callable[[], Figures]) -> Figur
         return known
     figures = make()
     with contextlib.suppress(OSError):  # a cache that cannot be written is none
-        _write(file, figures)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(figures).encode())
     return figures
 
 
@@ -55,18 +57,10 @@ def _key(parts: tuple[bytes | str, ...]) -> str:
 
 
 def _read(file: Path) -> Figures | None:
-    """What `_write` wrote; None where there is nothing, or something else."""
+    """What `cached` wrote; None where there is nothing, or something else."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(file.read_text())
         if isinstance(found, dict) and found:
             numbers = all(type(n) is int and n >= 0 for n in found.values())
             return found if numbers else None
     return None
-
-
-def _write(file: Path, figures: Figures) -> None:
-    """Whole or not at all, whoever else writes it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as partial:
-        partial.write(json.dumps(figures))
-    Path(partial.name).replace(file)

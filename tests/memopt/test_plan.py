@@ -146,17 +146,18 @@ def test_a_failing_write_leaves_the_old_file(path, monkeypatch):
     PLAN.save(path)
     old = path.read_bytes()
 
-    def half(self, text, *args, **kwargs):
-        with open(self, "w") as file:
-            file.write(text[: len(text) // 2])
+    def half(self, content):
+        with open(self, "wb") as file:
+            file.write(content[: len(content) // 2])
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(OSError, match="no space"):
         dataclasses.replace(PLAN, level=0).save(path)
     monkeypatch.undo()
     assert path.read_bytes() == old
     assert Plan.load(path) == PLAN
+    assert list(path.parent.iterdir()) == [path]  # nothing half made
 
 
 def test_saving_replaces_and_needs_a_folder(path, tmp_path):
