@@ -34,7 +34,7 @@ def cache(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def two_processes(folder, cache, epochs):
+def two_processes(folder, cache, epochs, *last):
     """Both of them, running; whatever happens they end."""
     command = [sys.executable, "-W", "error", str(HERE / "process.py"), str(folder)]
     command += [free_address(), "2"]
@@ -42,7 +42,7 @@ def two_processes(folder, cache, epochs):
     try:
         for i in range(2):
             with open(folder / f"log-{i}", "w") as log:
-                each = [*command, str(i), str(epochs)]
+                each = [*command, str(i), *map(str, (epochs, *last))]
                 pipes = {"stdout": log, "stderr": subprocess.STDOUT}
                 running.append(subprocess.Popen(each, env=environment(cache), **pipes))
         yield running
@@ -65,6 +65,15 @@ def logs(folder):
     return "\n".join((folder / f"log-{i}").read_text() for i in range(2))
 
 
+def results(folder):
+    """What each process has come to."""
+    found = []
+    for i in range(2):
+        with np.load(folder / f"result-{i}.npz") as result:
+            found.append(dict(result))
+    return found
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path, cache):
     with two_processes(tmp_path, cache, epochs=2) as running:
@@ -75,9 +84,7 @@ def test_two_processes_train_as_one(tmp_path, cache):
         )
         history = trainer.fit(batches(3), batches(3), epochs=2, show=False)
     wanted = values(trainer.model) | values(trainer.optimizer)
-    for i in range(2):
-        with np.load(tmp_path / f"result-{i}.npz") as result:
-            found = dict(result)
+    for found in results(tmp_path):
         assert found.pop("devices") == 2
         for came, want in zip(json.loads(str(found.pop("history"))), history):
             assert came.keys() == want.keys() - {"samples_per_second"}
@@ -99,3 +106,23 @@ def test_one_asked_to_stop_stops_both(tmp_path, cache):
         assert codes(running, tmp_path) == [143, 143], logs(tmp_path)
     saved = train.Checkpoints(tmp_path / "checkpoints")
     assert saved.notes()["place"]["step"] == saved.latest >= 2
+
+
+@pytest.mark.slow
+def test_killed_processes_go_on_as_if_nothing_had_happened(tmp_path, cache):
+    """Both are killed in their third epoch of three batches; two are saved."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir(), killed.mkdir()
+    with two_processes(whole, cache, 4) as running:
+        assert codes(running, whole) == [0, 0], logs(whole)
+    with two_processes(killed, cache, 4, 8) as running:
+        # One may first notice that the other is gone, and give up.
+        ends = codes(running, killed)
+        assert all(ends) and -signal.SIGKILL in ends, logs(killed)
+    assert train.Checkpoints(killed / "checkpoints").latest == 6
+    with two_processes(killed, cache, 4) as running:
+        assert codes(running, killed) == [0, 0], logs(killed)
+    for came, want in zip(results(killed), results(whole)):
+        assert came.keys() == want.keys()
+        for name, value in want.items():
+            np.testing.assert_array_equal(came[name], value, err_msg=name)
