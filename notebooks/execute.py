@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Executes and writes the notebooks.")
     parser.add_argument("names", nargs="*", help="files in notebooks/; all by default")
     names = parser.parse_args().names
-    for path in [HERE / n for n in names] or sorted(HERE.glob("*.ipynb")):
+    for path in [HERE / Path(n).name for n in names] or sorted(HERE.glob("*.ipynb")):
         print(path.name, flush=True)
         nbformat.write(executed(path), path)
 
