@@ -8,7 +8,7 @@ forward pass holds two of the largest. Seconds are a roofline, and called an est
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from ._jaxpr import is_float
 from ._layout import BATCH, TIME, Chunks
 from ._survey import Seen
 from ._table import CURRENTS, GC, PLAIN, SPLIT, Choice, Cost, Row
-from ._work import Work, size, work
+from ._work import Operations, Work, size, work
 
 _KINDS = {"batch": BATCH, "time": TIME}
 _PER_DOUBLING = 0.03
@@ -32,17 +32,23 @@ _CPU_FLOPS, _CPU_BANDWIDTH = 1.5e11, 1.5e10
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Peak rates, per second."""
+    """Peak rates, per second: of operations, on operands of two bytes, of bytes."""
 
-    operations: float
+    full: float
+    half: float
     traffic: float
 
     @classmethod
     def of(cls, spec: DeviceSpec | None) -> "Roofline":
-        """Of a described GPU, for float32 whatever the model has; None is the CPU."""
+        """Of a described GPU; None is the CPU."""
         if spec is None:
-            return cls(_CPU_FLOPS, _CPU_BANDWIDTH)
-        return cls(spec.tf32_flops or spec.fp32_flops, spec.memory_bandwidth)
+            return cls(_CPU_FLOPS, _CPU_FLOPS, _CPU_BANDWIDTH)
+        full = spec.tf32_flops or spec.fp32_flops
+        return cls(full, spec.bf16_flops or full, spec.memory_bandwidth)
+
+    def seconds(self, operations: Operations) -> float:
+        """Of these operations at these rates."""
+        return operations.full / self.full + operations.half / self.half
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +130,18 @@ class Costs:
                 costs += [(c, one.cost(c, cut)) for c in choices]
         return Row(seen.path, tuple(costs), _gradients(module))
 
-    def seconds(self, operations: float) -> float:
-        """Of a step's products outside of the targets, with these forward."""
-        return 3 * max(operations, 0.0) / self._roofline.operations
+    def outside(self, whole: Operations, targets: Sequence[Seen]) -> float:
+        """Seconds of a step's products outside of targets whose rows were made.
 
-    def work(self, seen: Seen) -> Work:
-        """Of a target whose row was made."""
-        return self._works[seen.path]
+        Args:
+            whole: operations of the whole forward pass.
+            targets: that it calls.
+        """
+        inside = sum(
+            self._roofline.seconds(self._works[seen.path].operations) * seen.calls
+            for seen in targets
+        )
+        return 3 * max(self._roofline.seconds(whole) - inside, 0.0)
 
     def _worked_out(
         self, seen: Seen, module: nnx.Module, kinds: tuple[str, ...]
@@ -206,7 +217,7 @@ class _Segment:
         it reads the cotangent and what was kept, and writes both back. A sweep is a
         forward pass; sums are half of one, their products and half of the bytes.
         """
-        products = self.work.operations / self.roofline.operations
+        products = self.roofline.seconds(self.work.operations)
         moved = self.work.traffic / self.roofline.traffic
         forward, plain, sums = products + moved, 3 * products + 4 * moved, moved / 2
         if choice == PLAIN:

@@ -269,11 +269,11 @@ class Plan:
         out = io.StringIO()
         # Plain text wherever it is asked for: in a notebook rich would show it itself.
         console = Console(
-            file=out, width=100, force_jupyter=False, force_terminal=False
+            file=out, width=1000, force_jupyter=False, force_terminal=False
         )
-        console.print(_table(self))
+        console.print(_table(self))  # as wide as its paths are long
         for line in (*_figures(self), *(f"note: {n}" for n in self.notes)):
-            console.print(line, highlight=False, markup=False)
+            console.print(line, highlight=False, markup=False, width=100)
         return out.getvalue().rstrip()
 
 
@@ -367,14 +367,16 @@ def _frozen(value: Any) -> Any:
 def _table(plan: Plan) -> Table:
     table = Table(title=f"plan, level {plan.level}", box=box.SIMPLE)
     searched = any(s.seconds is not None for s in plan.segments)
-    for name in ("segment", "kind", "input kept by", "input can hold"):
-        table.add_column(name)
+    table.add_column("segment", no_wrap=True)
+    for name, most in ("kind", 20), ("input kept by", 28), ("input can hold", 24):
+        table.add_column(name, max_width=most, overflow="fold")
     for name in ("kept", "time") if searched else ():
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for path, segment in _by_target(plan):
         cells = ("plain", "", "")
         if segment is not None:
-            cells = (segment.kind, segment.keeps, segment.boundary)
+            keeps = segment.keeps.replace("(", "\n(", 1)  # so that no name is broken
+            cells = (segment.kind, keeps, segment.boundary)
             cells += _estimates(segment) if searched else ()
         table.add_row(*map(Text, (path or "(the model)", *cells)))
     return table

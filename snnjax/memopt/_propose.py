@@ -15,7 +15,7 @@ from ._plan import PlannedSegment
 from ._residuals import residual_bytes
 from ._survey import Seen, survey
 from ._table import PLAIN, SPLIT, Choice, Choices, Row, Table
-from ._work import operations
+from ._work import Operations, operations
 
 Parts = dict[str, tuple[PlannedSegment, ...]]
 
@@ -96,15 +96,15 @@ def propose(
     rows = [row(s, _rows(parts.get(s.path, ()), seen, part)) for s in called]
     kept = sum(r.cost(PLAIN).saved for r in rows)
     rest = max(0, residual_bytes(loss, net, *batch) - kept)
-    done = sum(costs.work(seen[s.path]).operations * seen[s.path].calls for s in called)
-    seconds = costs.seconds(_operations(net, loss, batch) - done)
+    targets = [seen[s.path] for s in called]
+    seconds = costs.outside(_operations(net, loss, batch), targets)
     table = Table(tuple(rows), held + rest, seconds, held)
     return Proposal(table, called, parts, tuple(costs.refused.items()))
 
 
 def _operations(
     net: nnx.Module, loss: Callable[..., Any], batch: tuple[Any, ...]
-) -> float:
+) -> Operations:
     """Of the forward pass of the whole model."""
     forward, state = as_function(net, loss)
     return operations(forward, *jax.tree.map(shape_of, (state, *batch)))

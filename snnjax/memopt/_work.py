@@ -20,11 +20,24 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 @dataclasses.dataclass(frozen=True)
+class Operations:
+    """Floating operations of convolutions and matrix products.
+
+    Args:
+        full: on operands of four bytes or more.
+        half: on operands of two bytes, such as bfloat16, or fewer.
+    """
+
+    full: float = 0.0
+    half: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Work:
     """Of one forward pass, and of what its derivative keeps.
 
     Args:
-        operations: floating, of convolutions and matrix products.
+        operations: of the pass.
         traffic: bytes read and written, elementwise steps taken for fused.
         products: bytes of the results of convolutions and matrix products.
         largest: bytes of the largest floating array.
@@ -33,7 +46,7 @@ class Work:
             but the first left out.
     """
 
-    operations: float
+    operations: Operations
     traffic: int
     products: int
     largest: int
@@ -44,12 +57,12 @@ class Work:
 def work(f: Callable[..., Any], *args: Any) -> Work:
     """The work of `f(*args)` on abstract arguments; `args[0]` is one array."""
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
-    products = list(_products(jaxpr))
+    products = _products(jaxpr)
     floats = [(e, v) for e in jaxpr.eqns for v in e.outvars if is_float(v.aval)]
     sizes = [size(v.aval) for _, v in floats]
     written = [size(v.aval) for e, v in floats if not _is_fused(e)]
     return Work(
-        operations=sum(n * _operations(e) for e, n in products),
+        operations=_summed(products),
         traffic=2 * sum(written),
         products=sum(n * size(e.outvars[0].aval) for e, n in products),
         largest=max(sizes, default=0),
@@ -63,10 +76,17 @@ def _products(jaxpr: Any) -> list[tuple[Any, int]]:
     return [(e, n) for e, n in equations if e.primitive.name in _PRODUCTS]
 
 
-def operations(f: Callable[..., Any], *args: Any) -> float:
+def operations(f: Callable[..., Any], *args: Any) -> Operations:
     """Those of `Work`, of any function of abstract arguments."""
-    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
-    return sum(n * _operations(e) for e, n in _products(jaxpr))
+    return _summed(_products(jax.make_jaxpr(f)(*args).jaxpr))
+
+
+def _summed(products: list[tuple[Any, int]]) -> Operations:
+    sums = [0.0, 0.0]
+    for eqn, times in products:
+        is_half = min(v.aval.dtype.itemsize for v in eqn.invars) <= 2
+        sums[is_half] += times * _operations(eqn)
+    return Operations(*sums)
 
 
 def size(a: Any) -> int:

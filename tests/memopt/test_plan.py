@@ -236,3 +236,21 @@ def test_the_table_shows_each_target_once_and_parts_in_its_place():
         ["c", "GC"],
         ["d", "GC"],
     ]
+
+
+def test_no_path_name_or_number_is_cut_short():
+    path = "transformer.blocks.11.attention.projection.layers.0.convolution_and_norm"
+    long = PlannedSegment(
+        path,
+        "IntegerSpikeCompressor",
+        "0..1 in steps of 1/4: lif/spike through avg_pool",
+        (("bits", 3), ("lo", 0), ("scale", 0.25)),
+        cut="batch",
+        chunks=8,
+        forward_by="chunks",
+        kept_bytes=12345 * 2**20,
+        seconds=1.23,
+    )
+    text = str(Plan(4, (long,), (path,), ()))
+    assert all(word in text for word in (path, long.compressor, "12345.0 MiB"))
+    assert "1.23e+03 ms" in text and "…" not in text
